@@ -10,7 +10,7 @@ from scipy import stats
 
 from dpaudit.canaries import Directions, Draws, Mixture, ParameterLayout
 from dpaudit.diagnostics import Check, CheckResults, Diagnosis
-from dpaudit.diagnostics._arrival import StepEnergies
+from dpaudit.diagnostics._arrival import ArrivedCanaries, StepEnergies, arrival_cells
 from dpaudit.recording import ObservedCanaries
 from dpaudit.recording._score_log import ScoreLog
 
@@ -163,6 +163,20 @@ def test_noise_that_varies_over_time_has_fewer_degrees_of_freedom() -> None:
             one.p_value for one in StepEnergies.of(scores, np.zeros((320, 64), bool), kinds).checks()
         ]
     assert (np.array(p_values) <= 1e-3).sum() <= 4
+
+
+def test_a_slightly_larger_norm_is_most_certain_in_all_long_canaries_together() -> None:
+    present = np.random.default_rng(0).random((40, 6)) < 0.5
+    found = ArrivedCanaries.of(
+        1.1 * present,
+        present,
+        shapes=np.array([0, 0, 0, 1, 1, 1]),
+        lengths=np.array([1.5, 10.0, 1e3, 1.5, 10.0, 0.5]),
+        parameters=np.full(6, -1),
+    )
+    best = max(arrival_cells(found, std=1.0), key=lambda cell: cell.z)
+    assert best.count == np.count_nonzero(present[:, :5])
+    assert "canaries longer than the clipping norm reach" in best.sentence(("single", "dense"), ())
 
 
 def test_a_canary_that_does_not_arrive_is_a_note_and_no_finding() -> None:

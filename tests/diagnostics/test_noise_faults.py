@@ -9,6 +9,7 @@ from statistical_limits import LEVEL
 
 from dpaudit import InputError
 from dpaudit.diagnostics import Diagnostics, likely_causes
+from dpaudit.diagnostics._causes import ALSO_ABSENT
 from dpaudit.recording import NoiseLog
 
 LEAVES, STEPS = (150, 50, 100), 200
@@ -368,6 +369,30 @@ def test_shared_numbers_are_not_called_a_lattice():
     assert "read twice" in likely_causes(findings=["tied-noise", "shifted-noise"])[0]
     assert len(likely_causes(findings=["tied-noise", "shifted-noise"])) == 1
     assert "half precision" in likely_causes(findings=["tied-noise", "missing-tail"])[0]
+
+
+def test_a_mean_that_follows_from_repeated_noise_is_not_its_cause():
+    mean = {"coordinate-correlation": "the mean of the noise is 0.03"}
+    names = ["repeated-noise", "coordinate-correlation", "tied-noise"]
+    assert "reseeded" in likely_causes(findings=names, own_causes=mean)[0]
+    assert "mean of the noise" in likely_causes(findings=names[:2], own_causes=mean)[0]
+
+
+def test_a_large_sum_that_is_left_over_is_named_as_the_cause():
+    rng, record, last = np.random.default_rng(0), Diagnostics(), np.zeros(200)
+    for _ in range(100):
+        noise, known = rng.standard_normal(200), rng.standard_normal(200)
+        known[0] += rng.choice([0.0, 3e4])  # a canary
+        record.observe_noise(noise + 0.5 * last, known=known)
+        last = known
+    assert "left over from another step" in record.diagnose().likely_causes()[0]
+
+
+def test_a_sum_that_absent_canaries_show_is_no_fault_of_the_clipping():
+    own = {"canary-arrival": f"{ALSO_ABSENT} 5 clipping norms"}
+    names = ["repeated-noise", "noise-by-sum", "canary-arrival", "noise-tails"]
+    assert likely_causes(findings=names, own_causes=own) == likely_causes(findings=["noise-by-sum"])
+    assert "reseeded" in likely_causes(findings=[*names, "tied-noise"], own_causes=own)[0]
 
 
 @functools.cache

@@ -107,6 +107,53 @@ def test_a_row_at_any_position_that_is_not_clipped_is_a_violation(row):
     assert watch(step, np.zeros((16, 100)), num_steps=40).audit().verdict is VIOLATION
 
 
+def test_a_row_that_is_not_clipped_is_named_as_the_cause():
+    rng = np.random.default_rng(0)
+
+    def step(rows):
+        clipped = rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True) / NORM)
+        clipped[0] = rows[0]
+        return clipped.sum(axis=0) + NOISE * NORM * rng.standard_normal(rows.shape[1])
+
+    assert "are rows skipped?" in watch(step, np.zeros((16, 300))).audit().likely_causes()[0]
+
+
+@pytest.mark.parametrize(("expected", "is_longer"), [(60, True), (30, False)])
+def test_a_sum_that_is_divided_by_the_number_of_rows_is_found_if_it_is_too_long(expected, is_longer):
+    correct = numpy_step(noise=0.0)
+    rng = np.random.default_rng(0)
+
+    def step(rows):
+        mean = correct(rows) / len(rows)
+        return expected * mean + NOISE * NORM * rng.standard_normal(rows.shape[1])
+
+    result = watch(step, np.zeros((16, 300))).audit()
+    assert (result.verdict is VIOLATION) == is_longer
+    texts = result.likely_causes() if is_longer else result.diagnosis.notes
+    assert any("divided by the number of examples in the batch" in text for text in texts)
+
+
+def test_the_number_of_rows_of_zeros_varies_but_is_never_smaller():
+    sizes = []
+
+    def step(rows):
+        sizes.append(np.count_nonzero(~rows.any(axis=1)))
+        return rows.sum(axis=0)
+
+    watch(step, np.zeros((16, 100)), num_steps=20)
+    assert set(sizes) == {16, 48}
+    sizes.clear()
+    watch(step, np.empty((0, 100)), num_steps=20)
+    assert set(sizes) <= {0, 1}  # one if no canary is present
+
+
+@pytest.mark.parametrize("num_parameters", [1, 5, 50])
+def test_a_small_model_has_fewer_canaries_by_default(num_parameters):
+    recorder = watch(numpy_step(), np.zeros((8, num_parameters)), num_steps=100)
+    assert recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
+    assert recorder.state_dict()["scores"].shape[1] == max(1, num_parameters // 2)
+
+
 def test_canaries_are_at_random_positions_that_depend_on_the_seed():
     def positions(seed):
         seen = []
@@ -115,7 +162,7 @@ def test_canaries_are_at_random_positions_that_depend_on_the_seed():
             seen.append(np.flatnonzero(np.linalg.norm(rows, axis=1) > 0).tolist())
             return rows.sum(axis=0)
 
-        watch(step, np.zeros((8, 100)), num_steps=6, seed=seed, num_canaries=8)
+        watch(step, np.zeros((8, 100)), num_steps=30, seed=seed, num_canaries=8)
         return seen
 
     assert positions(1) == positions(1) != positions(2)
@@ -158,6 +205,19 @@ def test_a_mean_is_scored_like_a_sum(canary):
     sums = watch(numpy_step(), **options).observations
     np.testing.assert_allclose(means.with_canary, sums.with_canary, atol=1e-5)
     require_normal(sums, noise=NOISE)
+
+
+def test_a_step_of_jax_gets_few_numbers_of_rows():
+    jax = pytest.importorskip("jax")
+    sizes = []
+
+    def step(rows):
+        sizes.append(len(rows))
+        return rows.sum(0)
+
+    watch(step, jax.numpy.zeros((16, 100)), num_steps=40)
+    assert all(size % 16 == 0 for size in sizes)
+    assert len(set(sizes)) > 1
 
 
 def test_there_may_be_no_other_examples():

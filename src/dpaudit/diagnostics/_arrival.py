@@ -14,6 +14,7 @@ import numpy as np
 import scipy
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
+from dpaudit.diagnostics._causes import ALSO_ABSENT
 from dpaudit.diagnostics._clipping_causes import CanaryBatch, clipping_cause, skipped_rows
 from dpaudit.diagnostics._diagnosis import CheckResults
 from dpaudit.diagnostics._p_values import Check
@@ -27,7 +28,9 @@ _LIMIT = 1.0  # clipping norms: more than this must never arrive
 _SHORTER = 1.0  # canaries below this length do not share a cell with the others
 _LONG = 10.0  # clipping norms, from which on it is clear whether a canary is clipped
 _ALL_SHARE, _ALIKE = 0.95, 3.0  # largest share of canaries that are not clipped, and ratio of two of them
+_RARE = 0.6  # of the steps in which a canary is present: a smaller share arrives unclipped
 _MIN_STEPS = 3  # of a kind, so that their energies have a variance
+_TAIL = 1 / 3  # of the steps: those with the fewest rows, and those with the most
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -99,6 +102,7 @@ class ArrivalCell:
     std: float
     absent_mean: float = 0.0
     absent_count: float = 0.0
+    rows: str = ""
 
     @property
     def z(self) -> float:
@@ -123,6 +127,7 @@ class ArrivalCell:
         if self.length is not None:
             long = f"of {self.length:,g} clipping norms"
         where = "" if self.parameter is None else f" in {names[self.parameter]}"
+        where += self.rows and f" in steps with {self.rows}"
         return (
             f"{what} {long}{where} reach the release at {self.mean:.3g} clipping norms on average, more than "
             f"the {_LIMIT:g} that clipping allows."
@@ -138,13 +143,13 @@ _ADJECTIVES = {
 
 
 def arrival_cells(found: ArrivedCanaries, std: float) -> list[ArrivalCell]:
-    """Return the cells: shape x length, length, shape, and shape x parameter, short canaries apart.
+    """Return the cells: all, shape x length, length, shape, and shape x parameter, short canaries apart.
 
     ``std`` is the claimed standard deviation of a score; if the noise is larger, so is that of a cell.
     """
     is_short = found.lengths < _SHORTER
     std = max(std, found.absent_std(np.ones(found.lengths.size, dtype=np.bool_)))
-    cells = []
+    cells = [_cell(found, ~is_short, std)]
     for length in np.unique(found.lengths):
         of_length = found.lengths == length
         cells.append(_cell(found, of_length, std, length=float(length)))
@@ -157,7 +162,7 @@ def arrival_cells(found: ArrivedCanaries, std: float) -> list[ArrivalCell]:
     ]
     for parameter in np.unique(found.parameters[found.parameters >= 0]):
         inside = found.parameters == parameter
-        own = max(std, found.absent_std(inside))  # noise may differ between parameters
+        own = max(std, found.absent_std(inside))
         for shape in np.unique(found.shapes[inside]):
             for short in (False, True):
                 chosen = inside & (found.shapes == shape) & (is_short == short)
@@ -184,15 +189,92 @@ def _cell(
         count=count,
         mean=float(found.totals[chosen].sum()) / max(count, 1.0),
         expected=float(weights @ found.expected[chosen]),
-        std=std,
+        std=max(std, found.absent_std(chosen)),  # noise may differ between parameters and between steps
         absent_mean=float(found.absent_totals[chosen].sum()) / max(absent, 1.0),
         absent_count=absent,
     )
 
 
+@dataclass(frozen=True, eq=False)
+class StepArrivals:
+    """What arrived in each step of the canaries that are longer than the clipping norm, and its rows.
+
+    The mean of a batch is not its sum: its canaries are too long in small batches, and too short in large
+    ones. ``rows`` are the numbers of rows of all steps, canaries among them.
+    """
+
+    rows: IntArray
+    counts: FloatArray
+    totals: FloatArray
+    absent_counts: FloatArray
+    absent_squares: FloatArray
+    means_alike: FloatArray  # of the canaries of the most frequent length, NaN if none is present
+
+    @classmethod
+    def of(cls, scores: FloatArray, present: BoolArray, lengths: FloatArray, rows: IntArray) -> StepArrivals:
+        """Sum the scores of each step (all arrays but ``rows`` are steps x canaries)."""
+        is_long = lengths >= _SHORTER
+        where, absent = present & is_long, ~present
+        values, numbers = np.unique(lengths[where], return_counts=True)
+        alike = where & (lengths == (values[numbers.argmax()] if values.size else np.nan))
+        count = alike.sum(axis=1)
+        means = np.where(alike, scores, 0.0).sum(axis=1) / np.maximum(count, 1)
+        return cls(
+            rows=rows,
+            counts=where.sum(axis=1).astype(np.float64),
+            totals=np.where(where, scores, 0.0).sum(axis=1),
+            absent_counts=absent.sum(axis=1).astype(np.float64),
+            absent_squares=np.where(absent, scores * scores, 0.0).sum(axis=1),
+            means_alike=np.where(count > 0, means, np.nan),
+        )
+
+    def cells(self, std: float) -> list[ArrivalCell]:
+        """Return a cell for the steps with the fewest rows, and one for those with the most."""
+        used = self.counts > 0
+        if np.count_nonzero(used) < _MIN_STEPS / _TAIL:
+            return []
+        low, high = (int(one) for one in np.quantile(self.rows[used], (_TAIL, 1 - _TAIL)))
+        found = []
+        for chosen, text in (
+            (used & (self.rows <= low), f"at most {low:,} rows"),
+            (used & (self.rows > high), f"more than {high:,} rows"),
+        ):
+            count = float(self.counts[chosen].sum())
+            if count == 0 or low == high:
+                continue
+            energy = float(self.absent_squares[chosen].sum() / max(self.absent_counts[chosen].sum(), 1.0))
+            found.append(
+                ArrivalCell(
+                    shape=None,
+                    length=None,
+                    parameter=None,
+                    count=count,
+                    mean=float(self.totals[chosen].sum()) / count,
+                    expected=1.0,
+                    std=max(std, energy**0.5),  # noise may differ between steps
+                    rows=text,
+                )
+            )
+        return found
+
+    def cause(self) -> str:
+        """Return the cause if clearly less arrives the more rows there are; empty if not."""
+        used = np.isfinite(self.means_alike)
+        if np.count_nonzero(used) < _MIN_STEPS / _TAIL or np.ptp(self.rows[used]) == 0:
+            return ""
+        fit = scipy.stats.linregress(1 / np.maximum(self.rows[used], 1), self.means_alike[used])
+        if not fit.slope > _SURELY * fit.stderr or fit.slope < abs(fit.intercept):
+            return ""
+        return (
+            "the more rows a batch has, the less arrives of each: is the sum divided by the number of "
+            "examples in the batch instead of the expected number?"
+        )
+
+
 def arrival_results(
     found: ArrivedCanaries,
     energies: StepEnergies,
+    steps: StepArrivals,
     *,
     std: float,
     eps: float,
@@ -204,9 +286,11 @@ def arrival_results(
     """Test whether more of a canary arrives than clipping allows, and whether the noise depends on canaries.
 
     ``std`` is the claimed standard deviation of a score, ``eps`` the relative precision of gradients.
-    ``batches`` returns the canaries, to find the clipping that explains what arrived.
+    ``steps`` is what arrived in each step. ``batches`` returns the canaries, to find the clipping that
+    explains what arrived.
     """
     cells = arrival_cells(found, std)
+    cells += steps.cells(std) if cells else []
     checks = list(energies.checks())
     notes = []
     if cells:
@@ -217,16 +301,18 @@ def arrival_results(
         cause = ""
         if p_value <= _SUSPICIOUS and worst.has_shift:
             cause = (
-                f"absent canaries score {worst.absent_mean:.3g} clipping norms on average, too: is the mean "
+                f"{ALSO_ABSENT} {worst.absent_mean:.3g} clipping norms on average, too: is the mean "
                 "of the noise not zero, as of uniform numbers, or is something else added to the release?"
             )
         elif p_value <= _SUSPICIOUS:
             error = max(std, found.absent_std(np.ones(found.lengths.size, dtype=np.bool_)))
             fitted = clipping_cause(found, batches(), std=error, names=names, is_vector=is_vector)
-            cause = fitted or _cause_of_skipping(found) or sentence.rstrip(".")
+            rarely = _cause_of_skipping(found) if _is_rare(found) else ""
+            cause = steps.cause() or rarely or fitted or _cause_of_skipping(found) or sentence.rstrip(".")
         found_more = {"p_value": p_value, "estimate": worst.mean}
         checks.insert(0, Check(name="canary-arrival", sentence=sentence, cause=cause, **found_more))
         notes += list(_missing(cells, shapes, names))[:1]
+        notes += [f"{one[0].upper()}{one[1:]}" for one in (steps.cause(),) if one and not cause]
         notes += list(_lengthened(cells, shapes, names))[:1]
     return CheckResults(checks=tuple(checks), notes=tuple(notes))
 
@@ -244,6 +330,17 @@ def _cause_of_skipping(found: ArrivedCanaries) -> str:
     if not shares or not 0 < max(shares) <= _ALL_SHARE or min(shares) < max(shares) / _ALIKE:
         return ""
     return skipped_rows(float(np.mean(shares)))
+
+
+def _is_rare(found: ArrivedCanaries) -> bool:
+    """Return whether canaries arrive unclipped in few steps each, too few to fit a share to every cell."""
+    length = found.lengths.max()
+    totals, squares = found.totals / length, found.squares / length**2
+    chosen = (found.lengths == length) & (totals > 0.5)
+    total = float(totals[chosen].sum())
+    # a share of a gradient in every step has much smaller squares than a whole one in a few
+    is_whole = float(squares[chosen].sum()) > total / 2
+    return bool(chosen.any()) and is_whole and total < _RARE * float(found.counts[chosen].sum())
 
 
 def _exceeding(cell: ArrivalCell, slack: float) -> float:

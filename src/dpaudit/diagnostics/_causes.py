@@ -30,7 +30,7 @@ _ALWAYS_FOLLOW = {
     "noise-by-sum": {"canary-arrival"},  # the sum is known only if it is clipped correctly
     "noise-by-canaries": {"canary-arrival"},
     "missing-direction": _SHARED | LOCALIZING | {"low-rank-noise", "balanced-noise", "noise-by-batch"},
-    "balanced-noise": _SHARED | LOCALIZING,
+    "balanced-noise": LOCALIZING,
     # numbers of several scales together have other tails
     "missing-tail": {"step-noise"},
     "noise-tails": {"step-noise"},
@@ -42,17 +42,21 @@ _FOLLOW = {
     "step-correlation": {"noise-by-sum", "low-rank-noise"},
     "shifted-noise": {"noise-by-sum", "low-rank-noise"},
     "repeated-noise": {"low-rank-noise"},
-    "balanced-noise": {"low-rank-noise", "noise-variance"},
+    "balanced-noise": _SHARED | {"low-rank-noise", "noise-variance"},
     "constant-norm": _SHARED | {"low-rank-noise", "balanced-noise", *_TAILS},
     "missing-direction": {"noise-variance"},
     "step-noise": {"noise-by-batch", "low-rank-noise"},
     "coordinate-noise": {"low-rank-noise", *_TAILS},
-    "missing-tail": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise"},
-    "noise-tails": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", "missing-tail"},
-    "noise-shape": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", *_TAILS},
+    "missing-tail": _SHARED | {"tied-noise", "noise-by-batch", "noise-by-sum", "low-rank-noise"},
+    "noise-tails": _SHARED
+    | {"tied-noise", "noise-by-batch", "noise-by-sum", "low-rank-noise", "missing-tail"},
+    "noise-shape": _SHARED | {"tied-noise", "noise-by-batch", "noise-by-sum", "low-rank-noise", *_TAILS},
 }
 
 _OF_MEAN = _SHARED | {"low-rank-noise", "common-noise", "noise-by-sum"}
+_SAME_NUMBERS = {"repeated-noise", "tied-noise"}  # a common mean makes steps alike, but no numbers equal
+ALSO_ABSENT = "absent canaries score"
+"""How the cause of an arrival begins that is not the clipping: something is added to the release."""
 
 SAMPLING = frozenset({"sample-rate", "batch-sizes", "participation-counts", "batch-overlap"})
 """Findings about how batches are drawn."""
@@ -67,7 +71,8 @@ _CAUSE_OF_FINDING = {
     "missing-tail": "is the noise truncated, clamped, or a sum of a few uniform numbers?",
     "noise-tails": "is the noise truncated, or drawn from another distribution?",
     "tied-noise": "is the noise drawn in half precision, in fixed point or from a table, or used twice?",
-    "tied-pairs": "is the noise computed from uniform numbers of few bits, by a Box-Muller transformation?",
+    "tied-pairs": "is the noise computed from few random numbers, such as uniform numbers of few bits in a "
+    "Box-Muller transformation, or a pool of numbers that is scaled or permuted?",
     "shifted-noise": "is one stream of random numbers read twice, at different places, or is noise rolled?",
     "low-rank-noise": "is the noise drawn in a smaller space and then projected to all parameters?",
     "common-noise": "do all steps share a part of their noise, or is something else added to the release?",
@@ -156,11 +161,7 @@ def likely_causes(
     >>> print(*likely_causes(0.7071))
     the noise is 0.707 of the claimed level, about 1/sqrt(2): is it added by each of 2 workers, then averaged?
     """
-    names, causes = list(findings), list[str]()
-    if "coordinate-correlation" in (own_causes or {}):  # a common mean, from which correlations follow
-        names = [name for name in names if name not in _OF_MEAN]
-    if "repeated-batches" in (own_causes or {}):  # the same batch, not one that overlaps
-        names = [name for name in names if name not in SAMPLING]
+    names, causes = _without_consequences(list(findings), own_causes or {}), list[str]()
     if signal is not None:
         causes += _signal_causes(signal, spread_signal, is_crowded, canary_scale, batch_size)
     is_silent = noise_ratio is not None and noise_ratio < NO_NOISE
@@ -172,6 +173,20 @@ def likely_causes(
         own = _own_ratios(batch_size, noise_multiplier, max_grad_norm)
         causes += _noise_causes(noise_ratio, low, high, own)
     return tuple(dict.fromkeys(causes))  # each once
+
+
+def _without_consequences(names: list[str], own_causes: Mapping[str, str]) -> list[str]:
+    """Return the findings without those that follow from a cause that a test found itself."""
+    left_out = set[str]()
+    if own_causes.get("canary-arrival", "").startswith(ALSO_ABSENT) and "noise-by-sum" in names:
+        left_out.add("canary-arrival")
+        if "tied-noise" not in names:  # what is added makes steps alike, but no numbers equal
+            left_out.add("repeated-noise")
+    if "coordinate-correlation" in own_causes:  # a common mean, from which correlations follow
+        left_out |= {"coordinate-correlation"} if set(names) >= _SAME_NUMBERS else _OF_MEAN
+    if "repeated-batches" in own_causes:  # the same batch, not one that overlaps
+        left_out |= set(SAMPLING)
+    return [name for name in names if name not in left_out]
 
 
 def _root_findings(names: list[str]) -> list[str]:

@@ -302,6 +302,9 @@ class Diagnosis:
         """Return likely causes of the findings; keywords are as in :func:`likely_causes`."""
         names = [finding.name for finding in self.findings]
         own = {finding.name: finding.cause for finding in self.findings if finding.cause}
+        mean = next((one for one in self.findings if one.name == "coordinate-correlation"), None)
+        if mean is not None and mean.p_value > SMALLEST_P_VALUE > self.findings[0].p_value:
+            own.pop(mean.name, None)  # less certain than what may have caused it
         if self.noise is not None and "noise-variance" in names and "noise-variance" not in own:
             known = {"noise_ratio": self.noise.ratio, "interval": (self.noise.low, self.noise.high), **known}
         return likely_causes(findings=names, own_causes=own, **known)

@@ -56,7 +56,7 @@ _VARYING = (
 _MIN_TREND = 30  # steps
 _TREND = 0.05  # smallest relative change of the noise between the first and the last tenth of the steps
 _STEADY = 0.5  # smallest rank correlation of noise and time
-_SHIFT, _SURELY = 0.02, 6.0  # smallest mean of the noise that is a cause, and standard errors
+_SHIFTS, _SURELY = (0.02, 10.0), 6.0  # means of the noise that are a cause, and standard errors
 _SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
 
 
@@ -362,8 +362,8 @@ def coordinate_correlation(record: NoiseRecord) -> Check | None:
 
 def _cause_of_mean(means: FloatArray) -> str:
     """Return the cause if the means of all steps are off in the same direction; empty if they are not."""
-    mean = float(means.mean())
-    if abs(mean) < _SHIFT or abs(mean) * math.sqrt(means.size) < _SURELY * float(means.std()):
+    mean, error = float(means.mean()), float(means.std()) / math.sqrt(means.size)
+    if not _SHIFTS[0] <= abs(mean) <= _SHIFTS[1] or abs(mean) < _SURELY * error:
         return ""
     return (
         f"the mean of the noise is {mean:.3g} claimed standard deviations instead of 0: is it drawn from "

@@ -75,10 +75,11 @@ class Residuals:
         lengths: FloatArray,
         *,
         raw: FloatArray,
+        num_rows: int,
     ) -> None:
         """Log a release minus the sum of the ``others``; ``lengths`` are the norms of canaries.
 
-        ``raw`` is the release exactly as the step returned it.
+        ``raw`` is the release exactly as the step returned it, ``num_rows`` the number of rows of the step.
         """
         clipped = np.where(present, np.minimum(lengths, self._norm), 0.0)
         canaries = directions.weighted_sum(clipped)
@@ -94,6 +95,7 @@ class Residuals:
                 rounding=self._rounding,
                 known=known,
                 released=raw,
+                batch_size=float(num_rows),
                 sum_norm=float(np.linalg.norm(known)),
                 num_canaries=float(np.count_nonzero(present)),
             )

@@ -53,6 +53,8 @@ _NO_BATCHES = (
 _STEP_CLAIM = "claim=..., such as Claim.gaussian(noise_multiplier=..., delta=...) for one step"
 _OWN_NOISE, _POSITIONS = 3, 5  # purposes of random streams, besides those of Draws and of native audits
 _EXTREME = 1e18  # numbers from here on may overflow in single precision, as when squared
+_NUM_CANARIES = 64
+_ROWS_COMPILED = 16  # a step that JAX compiles has a multiple of this number of rows
 
 
 @_validate.without_epsilon(_STEP_CLAIM)
@@ -65,7 +67,7 @@ def observe_step(
     batch_size: float | None = None,
     num_steps: int = 300,
     canary: GradientCanary = _MIXTURE,
-    num_canaries: int = 64,
+    num_canaries: int | None = None,
     leaves: Leaves | None = None,
     confidence: float = 0.95,
     tests: bool = True,
@@ -78,11 +80,12 @@ def observe_step(
     gradient: the noisy sum of the clipped gradients, or that sum divided by ``batch_size`` if given.
     ``gradients`` belong to the other examples; zeros, or no rows at all, reveal the most, because the sum
     of other gradients is known only if they are clipped correctly. The number of rows varies with the coins,
-    and canaries are at random positions among them.
-    The claim may be about a single step or about a training run of such steps. ``leaves`` are the sizes of
-    the parameter tensors in a gradient, optionally by name, for the tests of the noise. Bound and tests share
-    the error rate of ``confidence``; with ``tests=False`` nothing but the scores is tested, and the bound has
-    all of it.
+    and canaries are at random positions among them. Rows of zeros are added in every second step or so,
+    so that a sum that depends on the number of rows is detected. By default there are 64 canaries, or half as
+    many as there are parameters if those are fewer. The claim may be about a single step or about a training
+    run of such steps. ``leaves`` are the sizes of the parameter tensors in a gradient, optionally by name,
+    for the tests of the noise. Bound and tests share the error rate of ``confidence``; with ``tests=False``
+    nothing but the scores is tested, and the bound has all of it.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -95,14 +98,17 @@ def observe_step(
     'VIOLATION'
     """
     num_examples, num_parameters = require_rows(gradients)
-    draws = Draws(canary, num_canaries, fresh_seed(seed))
-    positions = draws.rng(0, _POSITIONS)
+    draws = Draws(canary, _number(num_canaries, canary, num_parameters), fresh_seed(seed))
+    positions, has_zeros = draws.rng(0, _POSITIONS), not as_numpy(gradients).any()
 
-    def release(rows: FloatArray, present: BoolArray) -> FloatArray:
-        chosen = rows[present]
-        if num_examples + len(chosen) == 0:  # a step may need at least one example
+    def release(rows: FloatArray, present: BoolArray) -> tuple[FloatArray, int]:
+        chosen, others = rows[present], gradients
+        if has_zeros and num_examples:
+            others = _more_zeros(gradients, len(chosen), positions)
+        if len(others) + len(chosen) == 0:  # a step may need at least one example
             chosen = np.zeros((1, num_parameters))
-        return require_vector(step(with_rows(gradients, chosen, positions)), num_parameters)
+        batch = with_rows(others, chosen, positions)
+        return require_vector(step(batch), num_parameters), len(batch)
 
     sizes = [num_parameters] if leaves is None else leaves
     return _run_steps(
@@ -122,8 +128,22 @@ def observe_step(
     )
 
 
+def _number(num_canaries: int | None, canary: GradientCanary, num_parameters: int) -> int:
+    """Return the number of canaries, by default as many as fit."""
+    fitting = max(1, min(_NUM_CANARIES, num_parameters // canary.places_per_canary))
+    return fitting if num_canaries is None else num_canaries
+
+
+def _more_zeros(zeros: Any, num_canaries: int, rng: np.random.Generator) -> Any:
+    """Return the rows, in every second step with more; with JAX, so that few sizes are compiled."""
+    number = len(zeros) + int(rng.integers(2)) * min(2 * len(zeros), _NUM_CANARIES)
+    if is_jax(zeros):
+        number += -(number + num_canaries) % _ROWS_COMPILED
+    return like(zeros, np.zeros((number, zeros.shape[1])))
+
+
 def _run_steps(
-    release: Callable[[FloatArray, BoolArray], FloatArray],
+    release: Callable[[FloatArray, BoolArray], tuple[FloatArray, int]],
     gradients: Any,
     *,
     like: Any,
@@ -138,9 +158,9 @@ def _run_steps(
     tests: bool,
     callbacks: Sequence[Callable[[LiveBound], None]],
 ) -> Recorder:
-    """Record the releases of all steps; ``release`` takes canaries, one per row, and which are present.
+    """Record the releases of all steps; ``like`` has the dtype of gradients.
 
-    ``like`` has the dtype of gradients.
+    ``release`` takes canaries, one per row, and which are present; it also returns the number of rows.
     """
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
@@ -149,7 +169,7 @@ def _run_steps(
     eps, largest = precision(like)
     layout = _fitting(replace(layout, largest=largest / norm), gradients)
     drawn = _DrawnCanaries(draws, layout)
-    residuals = _residuals(claim, gradients, norm, leaves, draws)
+    residuals, num_others = _residuals(claim, gradients, norm, leaves, draws), list[int]()
     recorder = Recorder(
         claim=claim,
         num_steps=num_steps,
@@ -161,17 +181,19 @@ def _run_steps(
         signal=min(draws.canary.scale, 1.0),
         facts=lambda: TrainingInfo(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
         num_canaries=draws.num_canaries,
-        canaries=ObservedCanaries(draws.canary, drawn.directions, lambda: layout, lambda: eps),
+        canaries=ObservedCanaries(
+            draws.canary, drawn.directions, lambda: layout, lambda: eps, num_others=num_others.__getitem__
+        ),
     )
     others = clipped_sum(as_numpy(gradients), norm)
     for index in range(num_steps):
         directions, present = drawn.directions(index), draws.coins(index)
-        raw = release(drawn.rows(index, norm), present)
-        released = divisor * raw - others
+        raw, num_rows = release(drawn.rows(index, norm), present)
+        num_others.append(num_rows - int(np.count_nonzero(present)))
+        released, lengths = divisor * raw - others, norm * draws.canary.lengths(directions)
         recorder.record(directions.project(released) / norm, present)
         if residuals is not None:
-            lengths = norm * draws.canary.lengths(directions)
-            residuals.observe(released, others, directions, present, lengths, raw=raw)
+            residuals.observe(released, others, directions, present, lengths, raw=raw, num_rows=num_rows)
     if others.any() and not draws.canary.moving:
         recorded = recorder.state_dict()
         require_known_sum(recorded["scores"], recorded["present"], draws.canary.num_variants)
@@ -255,7 +277,7 @@ def observe_loss_step(
     batch_size: float | None = None,
     num_steps: int = 300,
     canary: GradientCanary = _MIXTURE,
-    num_canaries: int = 64,
+    num_canaries: int | None = None,
     confidence: float = 0.95,
     tests: bool = True,
     seed: int | None = None,
@@ -281,13 +303,14 @@ def observe_loss_step(
             f"Expected parameters of JAX or torch, which compute gradients, got a {type(first).__name__}."
         )
     size = flat(params).size
-    examples, observed = _repeated(batch, num_canaries), _with_canaries(loss)
+    number = _number(num_canaries, canary, size)
+    examples, observed = _repeated(batch, number), _with_canaries(loss)
 
-    def release(rows: FloatArray, present: BoolArray) -> FloatArray:
+    def release(rows: FloatArray, present: BoolArray) -> tuple[FloatArray, int]:
         chosen = _chosen(present)
         canaries = like(first, (rows * present[:, None])[chosen])
         own = map_tree(lambda leaf: leaf[chosen], examples)
-        return _flat_gradient(step(observed, params, (own, canaries)), shapes)
+        return _flat_gradient(step(observed, params, (own, canaries)), shapes), len(chosen)
 
     return _run_steps(
         release,
@@ -299,7 +322,7 @@ def observe_loss_step(
         max_grad_norm=max_grad_norm,
         batch_size=batch_size,
         num_steps=num_steps,
-        draws=Draws(canary, num_canaries, fresh_seed(seed)),
+        draws=Draws(canary, number, fresh_seed(seed)),
         confidence=confidence,
         tests=tests,
         callbacks=callbacks,

@@ -41,8 +41,8 @@ _STOPPED = _UNTESTED + "a bound was shown before the end, so the run may have en
 _DRAWN = "how batches are drawn is not tested"
 _SAMPLING = f"{_DRAWN}: the claim assumes Poisson sampling, and scores of single steps do not depend on it"
 _COUPLED = (
-    "gradients that depend on other examples before clipping (through the loss, the inputs, weights or the "
-    "choice of rows) are not tested: use replay()"
+    "gradients that depend on other examples (through the loss, the inputs, weights, the choice of rows, or "
+    "rows that are clipped together) are not tested: use replay()"
 )
 _SEEDED = "whether the noise or the batches can be predicted from a seed is not tested"
 _DIRECTIONS = (

@@ -16,7 +16,12 @@ from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.canaries import SHAPES, Directions, GradientCanary, ParameterLayout
 from dpaudit.diagnostics import CheckResults
-from dpaudit.diagnostics._arrival import ArrivedCanaries, StepEnergies, arrival_results
+from dpaudit.diagnostics._arrival import (
+    ArrivedCanaries,
+    StepArrivals,
+    StepEnergies,
+    arrival_results,
+)
 from dpaudit.diagnostics._clipping_causes import CanaryBatch
 from dpaudit.errors import InputError
 from dpaudit.recording._signal_and_noise import LengthMoments
@@ -30,7 +35,8 @@ class ObservedCanaries:
     """The gradient canaries of a run, for tests of what arrives of them.
 
     ``directions`` returns those of a step, ``layout`` the parameters that they are in. ``eps`` is the
-    relative precision of gradients. Scores are in units of ``reach`` clipping norms.
+    relative precision of gradients. Scores are in units of ``reach`` clipping norms. ``num_others`` returns
+    the number of rows of a step besides those of present canaries, if it varies.
     """
 
     canary: GradientCanary
@@ -38,6 +44,7 @@ class ObservedCanaries:
     layout: Callable[[], ParameterLayout]
     eps: Callable[[], float] = lambda: 0.0
     reach: float = 1.0
+    num_others: Callable[[int], int] = lambda _: 0
 
 
 class ScoreLog:
@@ -117,14 +124,20 @@ class ScoreLog:
         scores, present = np.stack(self.scores), np.stack(self.present)
         if self._canaries is None or not self.is_tested:
             return [LengthMoments.of(scores, present)]
-        lengths = np.empty_like(scores)
-        for steps in self._steps_by_variant().values():
-            lengths[steps] = self._canaries.directions(steps[0]).lengths
+        lengths = self._lengths()
         return [
             LengthMoments.of(scores[chosen], present[chosen], min(float(length), 1.0))
             for length in np.unique(lengths)
             for chosen in (lengths == length,)
         ]
+
+    def _lengths(self) -> FloatArray:
+        """Return the length of each canary, steps x canaries."""
+        assert self._canaries is not None
+        lengths = np.empty((len(self), self.scores[0].size))
+        for steps in self._steps_by_variant().values():
+            lengths[steps] = self._canaries.directions(steps[0]).lengths
+        return lengths
 
     def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
         """Return the tests of what arrived, given the claimed noise multiplier."""
@@ -136,6 +149,7 @@ class ScoreLog:
         return arrival_results(
             ArrivedCanaries.joined(arrived),
             self._energies(),
+            self._step_arrivals(),
             std=std,
             eps=canaries.eps(),
             shapes=SHAPES,
@@ -163,6 +177,12 @@ class ScoreLog:
             lengths=made.lengths,
             parameters=made.labels.parameters,
         )
+
+    def _step_arrivals(self) -> StepArrivals:
+        assert self._canaries is not None
+        present, others = np.stack(self.present), map(self._canaries.num_others, range(len(self)))
+        rows = present.sum(axis=1) + np.fromiter(others, dtype=np.int64)
+        return StepArrivals.of(np.stack(self.scores), present, self._lengths(), rows)
 
     def _energies(self) -> StepEnergies:
         assert self._canaries is not None
