@@ -99,9 +99,17 @@ class FixedBatch:
 
 
 def training(
-    case: Case, hooks: Sequence[Hook] = (), noise_multiplier: float = 1.0, num_steps: int = 1_000
+    case: Case,
+    hooks: Sequence[Hook] = (),
+    noise_multiplier: float = 1.0,
+    num_steps: int = 1_000,
+    *,
+    is_poisson: bool = False,
 ) -> Training:
-    """Return the native DP-SGD training run to be measured; steps after ``num_steps`` are not audited."""
+    """Return the native DP-SGD training run to be measured; steps after ``num_steps`` are not audited.
+
+    All steps have the same batch, unless batches are Poisson sampled, as claimed.
+    """
     settings = DPSGD(
         noise_multiplier=noise_multiplier,
         max_grad_norm=CLIP,
@@ -109,7 +117,7 @@ def training(
         num_steps=num_steps,
         optimizer=SGD(learning_rate=LEARNING_RATE),
     )
-    batches = FixedBatch(case.batch_size)
+    batches = None if is_poisson else FixedBatch(case.batch_size)
     return Training(case.model(), case.data(), settings, seeds=Seeds.of(0), hooks=hooks, sampling=batches)
 
 

@@ -24,7 +24,7 @@ RESOLUTION = 1e-3  # in claimed standard deviations
 SMALLEST_P_VALUE = 1e-12  # smaller p-values are not more informative
 _SEED = 0x5EED_0F_D1A6  # unlikely to be the seed of a training run
 _BLOCK = 512  # rows whose products with all others are in memory at the same time
-_HALF = 2048  # steps that are kept at each end
+_HALF = 512  # steps that are kept at each end: pairs of steps are compared, and time is limited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ def pairwise_products(
 
 
 class HeadTailBuffer:
-    """The rows of the first and the last 2,048 steps, or of all steps if there are fewer."""
+    """The rows of the first and the last 512 steps, or of all steps if there are fewer."""
 
     def __init__(self) -> None:
         self._head: list[npt.NDArray[Any]] = []

@@ -36,6 +36,7 @@ _MAX_PAIRS = 2**15  # pairs of counts that are compared
 _CANDIDATES = 32  # pairs of batches per block whose p-values are computed
 _WIDTH = 40  # standard deviations beyond which probabilities underflow
 _STEEPEST = 30.0  # slope of a Chernoff bound
+_NUM_SLOPES, _NUM_NEAR = 20, 9  # slopes of Chernoff bounds: over the whole range, and next to the best
 _TOGETHER = "are examples drawn together, in groups, or is the rate changed between steps?"
 
 CUT = "are large batches cut to a size? Whether an example is used then depends on the others."
@@ -403,9 +404,17 @@ def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], observed: floa
     """
     if variance <= 0:
         return 1.0
-    slopes = np.geomspace(min(0.05 / math.sqrt(variance), 1.0), _STEEPEST, 80)
-    lowest = min(float((log_mgf(slope) - slope * observed).min()) for slope in (slopes, -slopes))
+    slopes = np.geomspace(min(0.05 / math.sqrt(variance), 1.0), _STEEPEST, _NUM_SLOPES)
+    lowest = min(_lowest(lambda slope: log_mgf(slope) - slope * observed, sign * slopes) for sign in (1, -1))
     return min(1.0, 2 * math.exp(min(lowest, 0.0)))
+
+
+def _lowest(function: Callable[[FloatArray], FloatArray], points: FloatArray) -> float:
+    """Return about the smallest value of a convex function, and none that is too small."""
+    values = function(points)
+    best = int(np.argmin(values))
+    near = np.linspace(points[max(best - 1, 0)], points[min(best + 1, points.size - 1)], _NUM_NEAR)
+    return float(min(values[best], function(near).min()))
 
 
 def _log_choose(number: int, chosen: IntArray) -> FloatArray:

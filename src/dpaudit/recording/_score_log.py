@@ -77,6 +77,7 @@ class ScoreLog:
         self.present: list[BoolArray] = []
         self.counted_scores: list[FloatArray] = []
         self.counted_present: list[BoolArray] = []
+        self._joined: tuple[FloatArray, BoolArray] | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -121,7 +122,7 @@ class ScoreLog:
 
     def moments(self) -> list[LengthMoments]:
         """Return the moments of present and absent scores, for each length of canaries apart."""
-        scores, present = np.stack(self.scores), np.stack(self.present)
+        scores, present = self._stacked()
         if self._canaries is None or not self.is_tested:
             return [LengthMoments.of(scores, present)]
         lengths = self._lengths()
@@ -158,6 +159,12 @@ class ScoreLog:
             batches=self._batches,
         )
 
+    def _stacked(self) -> tuple[FloatArray, BoolArray]:
+        """Return scores and presence, steps x canaries; copying them takes longer than most tests."""
+        if self._joined is None or len(self._joined[0]) != len(self):
+            self._joined = np.stack(self.scores), np.stack(self.present)
+        return self._joined
+
     def _steps_by_variant(self) -> dict[int, list[int]]:
         assert self._canaries is not None
         found: dict[int, list[int]] = {}
@@ -170,9 +177,10 @@ class ScoreLog:
         made = self._canaries.directions(steps[0])
         assert made.lengths is not None
         assert made.labels is not None
+        scores, present = self._stacked()
         return ArrivedCanaries.of(
-            np.stack([self.scores[one] for one in steps]),
-            np.stack([self.present[one] for one in steps]),
+            scores[steps],
+            present[steps],
             shapes=made.labels.shapes,
             lengths=made.lengths,
             parameters=made.labels.parameters,
@@ -180,9 +188,10 @@ class ScoreLog:
 
     def _step_arrivals(self) -> StepArrivals:
         assert self._canaries is not None
-        present, others = np.stack(self.present), map(self._canaries.num_others, range(len(self)))
+        scores, present = self._stacked()
+        others = map(self._canaries.num_others, range(len(self)))
         rows = present.sum(axis=1) + np.fromiter(others, dtype=np.int64)
-        return StepArrivals.of(np.stack(self.scores), present, self._lengths(), rows)
+        return StepArrivals.of(scores, present, self._lengths(), rows)
 
     def _energies(self) -> StepEnergies:
         assert self._canaries is not None
@@ -191,7 +200,7 @@ class ScoreLog:
         for index in range(len(self)):
             may_join = canary.may_join(index, num_canaries)
             kinds[index] = 0 if may_join is None else 2 if may_join.any() else 1
-        return StepEnergies.of(np.stack(self.scores), np.stack(self.present), kinds)
+        return StepEnergies.of(*self._stacked(), kinds)
 
     def _batches(self) -> list[CanaryBatch]:
         """Return all canaries, by variant, in a form to which other kinds of clipping can be applied."""

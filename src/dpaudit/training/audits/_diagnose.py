@@ -81,7 +81,8 @@ class Diagnose(Hook):
 
     def observe(self, step: Step) -> None:
         assert self._claimed is not None  # attached, because a step is being observed
-        numbers = largest_absolute(step.noise), torch.linalg.vector_norm(step.clipped_sum)
+        # a dot product is faster than the norm
+        numbers = largest_absolute(step.noise), torch.dot(step.clipped_sum, step.clipped_sum).sqrt()
         largest, norm = torch.stack(numbers).tolist()  # one transfer from the device
         if not math.isfinite(largest):
             raise InputError(
