@@ -334,6 +334,14 @@ def test_modules_that_mix_examples_are_found_even_if_opacus_accepts_them(private
     assert word is None or word in str(report)
 
 
+def test_modules_that_mix_examples_are_found_without_being_given_the_model(private):
+    made = private(noise_multiplier=1.0, build=with_norm(nn.BatchNorm1d(16, affine=False)), num_examples=150)
+    recorder = part_of_run(made, 4, module=None)
+    result = recorder.audit()
+    assert "mixing-module" in names(result.diagnosis)
+    assert not any("module=" in text for text in result.not_covered)
+
+
 def test_buffers_of_instance_norm_are_found(private):
     def images(number):
         inputs = torch.randn(number, 3, 4, 4)
@@ -661,4 +669,4 @@ def test_a_delta_of_at_least_one_over_the_number_of_examples_is_a_note(private):
 def test_coupled_examples_are_not_covered_with_or_without_a_module(private):
     for module in ({}, {"module": None}):
         result = part_of_run(private(noise_multiplier=1.0), 4, **module).audit()
-        assert any("depend on other examples before clipping" in text for text in result.not_covered)
+        assert any("gradients that depend on other examples" in text for text in result.not_covered)

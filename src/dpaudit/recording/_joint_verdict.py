@@ -45,6 +45,9 @@ _COUPLED = (
     "rows that are clipped together) are not tested: use replay()"
 )
 _SEEDED = "whether the noise or the batches can be predicted from a seed is not tested"
+_UNITS = (
+    "whether one index of the data set is one unit of privacy is not tested, as with copies of an example"
+)
 _DIRECTIONS = (
     "the noise is tested per coordinate, per parameter tensor and in a few directions; it may be smaller in "
     "others"
@@ -167,7 +170,7 @@ class RunTests:
             gaps.append(_DIRECTIONS)
         if not any(getattr(part, "tests_coupling", False) for part in self._checks):  # as a replay does
             gaps.append(_COUPLED)
-        return replace(result, not_covered=tuple(dict.fromkeys([*gaps, _SEEDED, _BESIDE])))
+        return replace(result, not_covered=tuple(dict.fromkeys([*gaps, _UNITS, _SEEDED, _BESIDE])))
 
     def _why_untested(self) -> str:
         if self.noise is None and not self._checks:

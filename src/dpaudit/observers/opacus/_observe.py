@@ -102,10 +102,11 @@ def observe(
     ``optimizer`` is the one that ``make_private`` returned. Canaries pass through its own clipping, sum and
     noise, and are subtracted before the update, so that the weights are the same as without the audit, up to
     rounding. The parameters of the claim are read from the optimizer, its accountant or ``loader``, unless
-    passed here or to ``audit()``. ``module`` is the model, which ghost clipping needs. ``seed`` is the random
-    seed of the audit, by default from the operating system. ``callbacks`` receive the live bound every
-    ``every`` steps; they may raise to end the training run. Bound and tests share the error rate of
-    ``confidence``; with ``tests=False`` nothing but the scores is tested, and the bound has all of it.
+    passed here or to ``audit()``. ``module`` is the model, which ghost clipping needs; elsewhere, it is found
+    in memory. ``seed`` is the random seed of the audit, by default from the operating system. ``callbacks``
+    receive the live bound every ``every`` steps; they may raise to end the training run. Bound and tests
+    share the error rate of ``confidence``; with ``tests=False`` nothing but the scores is tested, and the
+    bound has all of it.
 
     By default there are 1,024 gradient canaries, or half as many as a smaller model has parameters (64 if a
     subclass or a patch replaces the clipping), and fair coins decide which of them are present in each step.
@@ -127,7 +128,8 @@ def observe(
     # with sampling=True, canaries need a hook of their own on the sampler
     batches = LoaderBatches(loader, is_distributed=ranks.world_size > 1, is_followed=not sampling)
     sums = SumObserver(optimizer, clip, batches, module)
-    prepared = PreparedTraining(optimizer=optimizer, module=module, loader=loader)
+    owner = owning_module(optimizer) if module is None else module
+    prepared = PreparedTraining(optimizer=optimizer, module=owner, loader=loader)
     lints = LintCheck(prepared, lambda: batches.loader)
     shared: dict[str, Any] = {
         "lints": lints,
@@ -157,9 +159,9 @@ def observe(
         shared |= {"module": module, "criterion": criterion, "held_out": held_out}
         observer = _setup_inputs(optimizer, canary, num_canaries, seed, **shared)
     else:
-        shared |= {"clip": clip, "sampling": sampling, "module": module}
+        shared |= {"clip": clip, "sampling": sampling, "owner": owner}
         observer = _setup_gradients(optimizer, canary, num_canaries, seed, **shared)
-    observer.recorder.noise.names = _parameter_names(optimizer, module)
+    observer.recorder.noise.names = _parameter_names(optimizer, owner)
     with observer.installed():
         yield observer.recorder
 
@@ -180,7 +182,7 @@ def _setup_gradients(
     *,
     clip: OpacusClip,
     sampling: bool,
-    module: Any,
+    owner: Any,
     loader: Any,
     ranks: Ranks,
     lints: LintCheck,
@@ -202,7 +204,7 @@ def _setup_gradients(
     share = norm_share(optimizer, num_canaries, canary)
     options |= {"signal": min(canary.scale, 1.0), "reach": share}
     options["not_covered"] = clip.not_covered + uncovered_layers(share, num_canaries, canary)
-    layout = parameter_layout(optimizer, owning_module(optimizer) if module is None else module)
+    layout = parameter_layout(optimizer, owner)
     canaries = GradientCanaries(optimizer, draws, clip, layout)
     membership: CoinMembership | SampledMembership
     recorder: Recorder | WholeRunRecorder
