@@ -107,12 +107,8 @@ class CanaryVectors:
 
     def project(self, vector: Tensor, without: Tensor | None = None) -> Tensor:
         """Return the dot product of each direction with ``vector``, minus ``without`` if given."""
-        if self.together is not None and self.shared is not None:  # fewer calls, which take most of the time
-            found = vector.index_select(0, self.together)
-            if without is not None:
-                found = found - without.index_select(0, self.together)
-            apart, part = found[: self.num_apart], found[self.num_apart :]
-            return torch.cat([apart * self.values[0], part @ self.shared])
+        if self.together is not None:  # fewer calls, which take most of the time
+            return self.products(self.read(vector, without))
         entries = self._entries(vector)
         if without is not None:
             entries = entries - self._entries(without)
@@ -124,6 +120,18 @@ class CanaryVectors:
         if without is not None:
             part = part - without.index_select(0, self.places)
         return torch.cat([apart, part @ self.shared])
+
+    def read(self, vector: Tensor, without: Tensor | None = None) -> Tensor:
+        """Return the numbers that :meth:`products` needs, if all coordinates are ``together``."""
+        assert self.together is not None
+        found = vector.index_select(0, self.together)
+        return found if without is None else found - without.index_select(0, self.together)
+
+    def products(self, found: Tensor) -> Tensor:
+        """Return the dot products of all directions with the vector that was :meth:`read`."""
+        assert self.shared is not None
+        apart, part = found[: self.num_apart], found[self.num_apart :]
+        return torch.cat([apart * self.values[0], part @ self.shared])
 
     def _entries(self, vector: Tensor) -> Tensor:
         """Return the entries of ``vector`` at the coordinates of the values."""

@@ -6,6 +6,7 @@ a limited range, treats some of these canaries like correct code does and others
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -186,13 +187,20 @@ def _spread(
     for (parameter, places), canaries in zip(groups, _assigned(groups, order, shape), strict=True):
         signs = rng.integers(0, 2, (len(places), 1)) * 2.0 - 1.0
         parts.append(np.zeros((len(places), count)))
-        parts[-1][:, canaries] = linalg.hadamard(len(places))[:, : canaries.size] * signs / len(places) ** 0.5
+        parts[-1][:, canaries] = _codes(len(places))[:, : canaries.size] * signs / len(places) ** 0.5
         owners[canaries] = -1 if shape == _DENSE else parameter
     values, places = np.concatenate(parts), np.concatenate([found for _, found in groups])
     values /= np.linalg.norm(values, axis=0)
     chosen = np.flatnonzero(values.any(axis=1))
     chosen = chosen[np.argsort(places[chosen])]
     return SharedPlaces(places[chosen], values[chosen]), CanaryLabels(np.full(count, shape), owners)
+
+
+@functools.cache  # of powers of two up to the largest number of places
+def _codes(size: int) -> FloatArray:
+    """Return Walsh codes, one per column."""
+    codes: FloatArray = linalg.hadamard(size).astype(np.float64)
+    return codes
 
 
 def _assigned(groups: list[tuple[int, IntArray]], order: IntArray, shape: int) -> list[IntArray]:

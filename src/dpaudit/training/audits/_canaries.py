@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -117,9 +117,23 @@ class GradientInserter(CanaryInserter):
 
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
         known = step.clipped_sum if residual else None
-        released = self.vectors(step.index).project(step.noisy_sum, without=known)
+        return self._normalized(self.vectors(step.index).project(step.noisy_sum, without=known))
+
+    def read(self, step: Step) -> Callable[[], FloatArray]:
+        """Return a function that computes the scores of the step later, without its vectors.
+
+        Many steps in a row take less time than one after each step of training, which empties the caches.
+        """
+        vectors = self.vectors(step.index)
+        if vectors.together is None:
+            scores = self.scores(step)
+            return lambda: scores
+        found = vectors.read(step.noisy_sum, step.clipped_sum)
+        return lambda: self._normalized(vectors.products(found))
+
+    def _normalized(self, projections: Tensor) -> FloatArray:
         # NumPy is faster than torch for a few thousand numbers
-        scores = released.cpu().numpy().astype(np.float64)
+        scores = projections.cpu().numpy().astype(np.float64)
         scores /= self._norm
         return scores
 

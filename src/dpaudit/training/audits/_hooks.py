@@ -16,6 +16,7 @@ import torch
 from dpaudit import _validate
 from dpaudit._torch import HeldOutData
 from dpaudit._torch._crafting import ProgressCallback
+from dpaudit._types import FloatArray
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.canaries import (
     Crafted,
@@ -42,6 +43,7 @@ from dpaudit.training.audits._canaries import (
 from dpaudit.training.audits._diagnose import Diagnose
 from dpaudit.training.gradients import Rows
 
+_PENDING = 64  # steps whose scores are computed together
 AuditRecorder = TypeVar("AuditRecorder", Recorder, WholeRunRecorder)
 
 
@@ -151,7 +153,8 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         )
 
     def _is_audited(self, index: int) -> bool:
-        return index < self.recorder.num_steps
+        assert self._recorder is not None  # attached, because a step is being observed
+        return index < self._recorder.num_steps
 
     def state_dict(self) -> dict[str, Any]:
         return {"seed": self.seed, "canaries": self._inserter.state_dict(), **self.recorder.state_dict()}
@@ -181,12 +184,17 @@ class OneRun(CanaryAudit[Recorder]):
     def __init__(self, *, first_steps: int | None = None, **common: Any) -> None:
         super().__init__(**common)
         self._first_steps = None if first_steps is None else _validate.whole("first_steps", first_steps)
+        self._pending: list[tuple[int, Callable[[], FloatArray]]] = []  # steps whose scores are not recorded
 
     def attach(self, training: Training) -> None:
         super().attach(training)
         canaries = self._inserter.observed if isinstance(self._inserter, GradientInserter) else None
         self._recorder = self._step_recorder(
-            training, self._first_steps, coupled=self._inserter.coupled, canaries=canaries
+            training,
+            self._first_steps,
+            coupled=self._inserter.coupled,
+            canaries=canaries,
+            synchronize=self._record_pending,
         )
 
     def joining(self, index: int, entries: Sequence[int]) -> Iterable[Rows]:  # noqa: ARG002
@@ -195,13 +203,25 @@ class OneRun(CanaryAudit[Recorder]):
         return self._inserter.rows(index, np.flatnonzero(self._inserter.draws.coins(index)))
 
     def observe(self, step: Step) -> None:
-        if self._is_audited(step.index):
-            present = self._inserter.draws.coins(step.index)
-            scores = self._inserter.scores(step)
-            self.recorder.record(scores, present, lengths=self._inserter.lengths, notify=False)
+        if not self._is_audited(step.index):
+            return
+        if isinstance(self._inserter, GradientInserter):
+            self._pending.append((step.index, self._inserter.read(step)))
+            if len(self._pending) == _PENDING:
+                self._record_pending()
+            return
+        present = self._inserter.draws.coins(step.index)
+        scores = self._inserter.scores(step)
+        self.recorder.record(scores, present, lengths=self._inserter.lengths, notify=False)
+
+    def _record_pending(self) -> None:
+        """Record the steps that were only read so far; the recorder calls this before it is used."""
+        pending, self._pending = self._pending, []
+        for index, scores in pending:
+            self.recorder.record(scores(), self._inserter.draws.coins(index), notify=False)
 
     def after(self, step: Step) -> None:
-        if self._is_audited(step.index):
+        if self._callbacks and self._is_audited(step.index):
             self.recorder.notify()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
