@@ -31,6 +31,7 @@ _ALL_SHARE, _ALIKE = 0.95, 3.0  # largest share of canaries that are not clipped
 _RARE = 0.6  # of the steps in which a canary is present: a smaller share arrives unclipped
 _MIN_STEPS = 3  # of a kind, so that their energies have a variance
 _TAIL = 1 / 3  # of the steps: those with the fewest rows, and those with the most
+_FIRST_STEPS = 64  # in which canaries of all lengths occur
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -215,8 +216,8 @@ class StepArrivals:
         """Sum the scores of each step (all arrays but ``rows`` are steps x canaries)."""
         is_long = lengths >= _SHORTER
         where, absent = present & is_long, ~present
-        values, numbers = np.unique(lengths[where], return_counts=True)
-        alike = where & (lengths == (values[numbers.argmax()] if values.size else np.nan))
+        each = (where & (lengths == length) for length in np.unique(lengths[:_FIRST_STEPS]))  # all lengths
+        alike = max(each, key=np.count_nonzero)
         count = alike.sum(axis=1)
         means = np.where(alike, scores, 0.0).sum(axis=1) / np.maximum(count, 1)
         return cls(
