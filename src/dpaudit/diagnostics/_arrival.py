@@ -31,7 +31,7 @@ _ALL_SHARE, _ALIKE = 0.95, 3.0  # largest share of canaries that are not clipped
 _RARE = 0.6  # of the steps in which a canary is present: a smaller share arrives unclipped
 _MIN_STEPS = 3  # of a kind, so that their energies have a variance
 _TAIL = 1 / 3  # of the steps: those with the fewest rows, and those with the most
-_FIRST_STEPS = 64  # in which canaries of all lengths occur
+_AT_ONCE = 64  # steps; canaries of all lengths occur in the first ones
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -214,19 +214,32 @@ class StepArrivals:
     @classmethod
     def of(cls, scores: FloatArray, present: BoolArray, lengths: FloatArray, rows: IntArray) -> StepArrivals:
         """Sum the scores of each step (all arrays but ``rows`` are steps x canaries)."""
-        is_long = lengths >= _SHORTER
-        where, absent = present & is_long, ~present
-        each = (where & (lengths == length) for length in np.unique(lengths[:_FIRST_STEPS]))  # all lengths
-        alike = max(each, key=np.count_nonzero)
-        count = alike.sum(axis=1)
-        means = np.where(alike, scores, 0.0).sum(axis=1) / np.maximum(count, 1)
-        return cls(
-            rows=rows,
-            counts=where.sum(axis=1).astype(np.float64),
-            totals=np.where(where, scores, 0.0).sum(axis=1),
-            absent_counts=absent.sum(axis=1).astype(np.float64),
-            absent_squares=np.where(absent, scores * scores, 0.0).sum(axis=1),
-            means_alike=np.where(count > 0, means, np.nan),
+        found, numbers = np.unique(lengths[:_AT_ONCE][lengths[:_AT_ONCE] >= _SHORTER], return_counts=True)
+        usual = found[numbers.argmax()] if found.size else np.nan
+        sums = np.concatenate(  # a few steps at a time, which fit into the cache
+            [
+                cls._sums(scores[steps], present[steps], lengths[steps], usual)
+                for first in range(0, len(scores), _AT_ONCE)
+                for steps in (slice(first, first + _AT_ONCE),)
+            ],
+            axis=1,
+        )
+        counts, totals, absent_counts, absent_squares, count, total = sums
+        means = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+        return cls(rows, counts, totals, absent_counts, absent_squares, means)
+
+    @staticmethod
+    def _sums(scores: FloatArray, present: BoolArray, lengths: FloatArray, usual: float) -> FloatArray:
+        where, absent, alike = present & (lengths >= _SHORTER), ~present, present & (lengths == usual)
+        return np.stack(
+            [
+                where.sum(axis=1),
+                np.where(where, scores, 0.0).sum(axis=1),
+                absent.sum(axis=1),
+                np.where(absent, scores * scores, 0.0).sum(axis=1),
+                alike.sum(axis=1),
+                np.where(alike, scores, 0.0).sum(axis=1),
+            ]
         )
 
     def cells(self, std: float) -> list[ArrivalCell]:

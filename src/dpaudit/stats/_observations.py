@@ -191,8 +191,9 @@ def split_by_coins(
         names = np.broadcast_to(names, scores.shape)
         kept |= {"with_ids": names[present], "without_ids": names[absent]}
     if scores.ndim == 2:
-        steps = np.broadcast_to(np.arange(len(scores))[:, None], scores.shape)
-        kept |= {"with_steps": steps[present], "without_steps": steps[absent], "coupled": coupled}
+        steps, counts = np.arange(len(scores)), present.sum(axis=1)
+        kept |= {"with_steps": np.repeat(steps, counts), "coupled": coupled}
+        kept["without_steps"] = np.repeat(steps, scores.shape[1] - counts)
         kept["_coins_were_checked"] = True
     return Observations(**kept, normalized=normalized)
 

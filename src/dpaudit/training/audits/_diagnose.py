@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,9 @@ from dpaudit.training._training import Hook, Step, Training
 from dpaudit.training.gradients import trainable
 
 _PENDING = 64  # steps that are recorded together, which takes less time than one at a time
-# noise, release, batch, largest noise of how many coordinates, and numbers that describe the step
-_PendingStep = tuple[FloatArray, FloatArray, FloatArray, tuple[float, float], dict[str, float]]
+# the number of the step, its noise and release at the kept coordinates, its batch, and two numbers: the
+# largest noise of all coordinates and the norm of the sum
+_PendingStep = tuple[int, FloatArray, FloatArray, FloatArray, Tensor]
 
 
 class Diagnose(Hook):
@@ -46,20 +47,39 @@ class Diagnose(Hook):
         """The noise and the batches of all steps so far."""
         std, pending, self._pending = (self._claimed or (1.0, 1.0))[0], self._pending, []
         if pending:
-            noises, releases, batches, largest, described = zip(*pending, strict=True)
+            steps, noises, releases, batches, numbers = zip(*pending, strict=True)
+            largest, norms = torch.stack(numbers).T.tolist()  # one transfer from the device
+            self._add_sums(steps, [len(batch) for batch in batches], largest, norms)
             noise, released = np.stack(noises), np.stack(releases)
-            known = (released - noise) / std
             self._record.observe_noise_of_steps(
                 noise / std,
                 self._leaves,
-                known=known,
+                known=(released - noise) / std,
                 released=released,
-                largest=largest,
-                described=described,
+                largest=[(one / std, float(self._num_parameters)) for one in largest],
+                described=[
+                    {"batch_size": len(batch), "sum_norm": norm}
+                    for batch, norm in zip(batches, norms, strict=True)
+                ],
             )
             for indices in batches:
                 self._record.observe_batch(indices, self._num_examples)
         return self._record
+
+    def _add_sums(
+        self, steps: Sequence[int], sizes: Sequence[int], largest: Sequence[float], norms: Sequence[float]
+    ) -> None:
+        for step, size, most, norm in zip(steps, sizes, largest, norms, strict=True):
+            if not math.isfinite(most):
+                raise InputError(f"Expected finite noise in step {step}, got {most}: did training diverge?")
+            known = StepSum(
+                norm=norm,
+                limit=size * self._norm,
+                rows=size,
+                max_grad_norm=self._norm,
+                num_drawn=size,
+            )
+            self.sums.observe(known, eps=self._eps)
 
     def attach(self, training: Training) -> None:
         settings = training.settings
@@ -72,7 +92,10 @@ class Diagnose(Hook):
         self.record.sample_rate = settings.sample_rate
         self._is_first = True
         self._num_examples, self._norm = len(training.data), settings.max_grad_norm
-        sizes = {name: value.numel() for name, value in trainable(training.model).items()}
+        parameters = trainable(training.model)
+        self._eps = torch.finfo(next(iter(parameters.values())).dtype).eps
+        sizes = {name: value.numel() for name, value in parameters.items()}
+        self._num_parameters = sum(sizes.values())
         sample = CoordinateSample.of(list(sizes.values()))
         is_named = len(sample.leaves) == len(sizes)
         self._sizes = sizes
@@ -80,29 +103,13 @@ class Diagnose(Hook):
         self._indices: Tensor | None = torch.as_tensor(sample.indices, device=training.device)
 
     def observe(self, step: Step) -> None:
-        assert self._claimed is not None  # attached, because a step is being observed
         # a dot product is faster than the norm
         numbers = largest_absolute(step.noise), torch.dot(step.clipped_sum, step.clipped_sum).sqrt()
-        largest, norm = torch.stack(numbers).tolist()  # one transfer from the device
-        if not math.isfinite(largest):
-            raise InputError(
-                f"Expected finite noise in step {step.index}, got {largest}: did training diverge?"
-            )
-        described = {"batch_size": len(step.indices), "sum_norm": norm}
-        of_all = largest / self._claimed[0], float(step.noise.numel())
-        indices = step.indices.cpu().numpy().copy()
         kept = self._kept(step.noise), self._kept(step.noisy_sum)
-        self._pending.append((*kept, indices, of_all, described))
+        indices = step.indices.cpu().numpy().copy()
+        self._pending.append((step.index, *kept, indices, torch.stack(numbers)))
         if self._is_first or self._indices is None or len(self._pending) == _PENDING:
             _, self._is_first = self.record, False
-        known = StepSum(
-            norm=norm,
-            limit=step.batch_size * self._norm,
-            rows=step.batch_size,
-            max_grad_norm=self._norm,
-            num_drawn=step.batch_size,
-        )
-        self.sums.observe(known, eps=torch.finfo(step.clipped_sum.dtype).eps)
 
     def _kept(self, vector: Tensor) -> FloatArray:
         """Return the numbers at the coordinates that are kept."""
