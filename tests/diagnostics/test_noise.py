@@ -87,6 +87,14 @@ def test_steps_that_are_added_together_give_the_same_state_as_one_by_one(kind):
         np.testing.assert_equal(numbers, second[name], err_msg=name)
 
 
+@pytest.mark.parametrize("lag", [700, 1_300])
+def test_noise_that_repeats_anywhere_in_a_long_run_is_found(lag):
+    noise = normal(2_500, 70)
+    noise[lag + 600 : lag + 620] = noise[600:620]
+    found = record_of(noise).diagnose().findings
+    assert "repeated-noise" in [finding.name for finding in found]
+
+
 def test_the_ratio_of_the_noise_and_its_interval_are_those_of_a_chi_square():
     noise = 0.9 * normal(30, 12)
     found = record_of(noise).diagnose(0.9).noise

@@ -342,6 +342,16 @@ def test_modules_that_mix_examples_are_found_without_being_given_the_model(priva
     assert not any("module=" in text for text in result.not_covered)
 
 
+def test_modules_that_mix_examples_are_found_if_only_the_last_layer_is_private(private):
+    def build():
+        model = with_norm(nn.BatchNorm1d(16, affine=False))()
+        model[0].requires_grad_(False)
+        return model
+
+    result = part_of_run(private(noise_multiplier=1.0, build=build, num_examples=150), 4, module=None).audit()
+    assert "mixing-module" in names(result.diagnosis)
+
+
 def test_buffers_of_instance_norm_are_found(private):
     def images(number):
         inputs = torch.randn(number, 3, 4, 4)

@@ -527,7 +527,7 @@ def test_batches_that_are_cut_to_a_multiple_are_named(diagnosed, unit):
         return inputs[:size], targets[:size]
 
     found = diagnosed(lambda made: each(made, cut, num_steps=80), num_steps=80)
-    assert "Batches are cut (" in sentence(found, "rows-drawn")
+    assert "Rows are left out in" in sentence(found, "rows-drawn")
     assert "cut to a size" in found.likely_causes()[0]
 
 
@@ -539,3 +539,15 @@ def test_rows_that_are_dropped_one_by_one_are_not_called_cut(diagnosed):
     found = diagnosed(lambda made: each(made, drop, num_steps=80), num_steps=80)
     assert "rows-drawn" not in names(found)
     assert any("Fewer rows were clipped" in note for note in found.notes)
+
+
+def test_rows_that_are_left_out_of_every_full_batch_are_not_called_cut(diagnosed, private):
+    number = len(private(noise_multiplier=1.0).loader.dataset)
+
+    def drop(inputs, targets):
+        kept = inputs[:, 1] > -1
+        return inputs[kept], targets[kept]
+
+    options = {"poisson_sampling": False, "batch_size": number}
+    found = diagnosed(lambda made: each(made, drop, num_steps=40), num_steps=40, **options)
+    assert "rows-drawn" not in names(found)

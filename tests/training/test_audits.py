@@ -246,6 +246,26 @@ def test_an_interrupted_audit_goes_on_with_the_same_observations(audit):
     assert first.recorder.num_done == 12
 
 
+def test_steps_after_a_state_are_forgotten_when_it_is_loaded():
+    hook = OneRun(delta=DELTA, seed=5)
+    training = dpsgd_training(hook, data=digits().split(500)[0], noise_multiplier=1.0, num_steps=20)
+    for _ in range(10):
+        training.step()
+    state = training.state_dict()
+    for _ in range(5):
+        training.step()
+    training.load_state_dict(state)
+    assert (training.num_done, hook.recorder.num_done) == (10, 10)
+
+
+def test_a_recorder_that_was_kept_has_all_steps():
+    hook = OneRun(delta=DELTA, seed=0)
+    training = dpsgd_training(hook, data=digits().split(500)[0], noise_multiplier=1.0, num_steps=70)
+    recorder = hook.recorder
+    finished(training)
+    assert recorder.state_dict()["scores"].shape[0] == 70
+
+
 def test_there_are_1024_canaries_a_step_or_half_as_many_as_parameters(train):
     for build, expected in ((lambda: mlp(64, 128, 10), 1024), (hundred_parameters, 49)):
         hook = OneRun(delta=DELTA, seed=0)

@@ -288,7 +288,7 @@ class StepArrivals:
 def arrival_results(
     found: ArrivedCanaries,
     energies: StepEnergies,
-    steps: StepArrivals,
+    steps: StepArrivals | None,
     *,
     std: float,
     eps: float,
@@ -300,11 +300,12 @@ def arrival_results(
     """Test whether more of a canary arrives than clipping allows, and whether the noise depends on canaries.
 
     ``std`` is the claimed standard deviation of a score, ``eps`` the relative precision of gradients.
-    ``steps`` is what arrived in each step. ``batches`` returns the canaries, to find the clipping that
-    explains what arrived.
+    ``steps`` is what arrived in each step, if the numbers of rows are known. ``batches`` returns the
+    canaries, to find the clipping that explains what arrived.
     """
     cells = arrival_cells(found, std)
-    cells += steps.cells(std) if cells else []
+    cells += steps.cells(std) if cells and steps is not None else []
+    by_rows = "" if steps is None else steps.cause()
     checks = list(energies.checks())
     notes = []
     if cells:
@@ -322,11 +323,11 @@ def arrival_results(
             error = max(std, found.absent_std(np.ones(found.lengths.size, dtype=np.bool_)))
             fitted = clipping_cause(found, batches(), std=error, names=names, is_vector=is_vector)
             rarely = _cause_of_skipping(found) if _is_rare(found) else ""
-            cause = steps.cause() or rarely or fitted or _cause_of_skipping(found) or sentence.rstrip(".")
+            cause = by_rows or rarely or fitted or _cause_of_skipping(found) or sentence.rstrip(".")
         found_more = {"p_value": p_value, "estimate": worst.mean}
         checks.insert(0, Check(name="canary-arrival", sentence=sentence, cause=cause, **found_more))
         notes += list(_missing(cells, shapes, names))[:1]
-        notes += [f"{one[0].upper()}{one[1:]}" for one in (steps.cause(),) if one and not cause]
+        notes += [f"{by_rows[0].upper()}{by_rows[1:]}"] if by_rows and not cause else []
         notes += list(_lengthened(cells, shapes, names))[:1]
     return CheckResults(checks=tuple(checks), notes=tuple(notes))
 

@@ -151,7 +151,7 @@ def _products(record: NoiseRecord) -> Iterator[_Products]:
             continue
         squares, sizes = np.einsum("ti,ti->t", sums, sums), np.abs(sums).sum(axis=1)
         for lag in range(_OLDER):
-            parts = list(segments(record.sketches.steps))
+            parts = list(segments(record.steps))
             pairs = [(record.rows[part][lag:], sums[part][: _before(part, lag)]) for part in parts]
             own_sizes, own_squares = (
                 np.concatenate([values[part][: _before(part, lag)] for part in parts])
@@ -252,7 +252,7 @@ def missing_direction(record: NoiseRecord) -> Check | None:
 def _with_releases(record: NoiseRecord) -> Iterator[_Components]:
     """Yield the components of the noise of steps along earlier noise and releases, which are public."""
     rows, known = record.rows, record.known
-    for part in segments(record.sketches.steps):
+    for part in segments(record.steps):
         later, earlier = rows[part][1:], rows[part][:-1]
         if len(later) == 0:
             continue

@@ -68,7 +68,7 @@ def shifted_noise(record: NoiseRecord) -> Check | None:
     around the end of the vector count together with those inside it as well, as in rolled noise. Coordinates
     without offset are left to the test of steps.
     """
-    signs, steps = record.signs, record.sketches.steps
+    signs, steps = record.signs, record.steps
     width = signs.shape[1]
     if width < 2:
         return None
@@ -311,7 +311,7 @@ def _beside_releases(record: NoiseRecord) -> NoiseRecord | None:
     if sums is None:
         return None
     rest = np.empty_like(record.rows)
-    for part in segments(record.sketches.steps):
+    for part in segments(record.steps):
         rows = record.rows[part].astype(np.float64)
         if len(rows) < _MIN_STEPS:
             return None

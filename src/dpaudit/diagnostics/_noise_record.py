@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit._types import FloatArray
+from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._coordinate_layout import SKETCH, Layout, Leaves
 from dpaudit.diagnostics._number_formats import GRID_ERROR, SINGLE, FormatCheck
 from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, sure_signs, sure_single_signs
@@ -107,8 +107,13 @@ class NoiseRecord:
 
     @property
     def rows(self) -> npt.NDArray[np.float32]:
-        """The noise of all kept steps at the coordinates of a sketch: steps x coordinates."""
-        return self.once("rows", lambda: self.sketches.rows)
+        """The noise of the first and last steps at the coordinates of a sketch: steps x coordinates."""
+        return self.once("rows", lambda: self.sketches.end_rows)
+
+    @property
+    def steps(self) -> IntArray:
+        """The step number of each of :attr:`rows`."""
+        return self.sketches.end_steps
 
     @property
     def signs(self) -> npt.NDArray[np.float32]:
@@ -139,7 +144,7 @@ class NoiseRecord:
         return self.once("grid", lambda: self.formats.grid(self.rows, scaled / given))
 
     def _complete(self, rows: HeadTailBuffer) -> npt.NDArray[np.float32] | None:
-        return rows.rows if self.num_steps and rows.num_seen == self.num_steps else None
+        return rows.end_rows if self.num_steps and rows.num_seen == self.num_steps else None
 
     @property
     def release_precision(self) -> FloatArray:
@@ -195,12 +200,19 @@ class NoiseRecord:
         """
         vectors = np.asarray(residuals)
         self._require_consistent(vectors, leaves)
+        if len(covariates) != len(vectors) or (largest is not None and len(largest) != len(vectors)):
+            raise InputError(
+                f"Expected largest and described with one entry for each of {len(vectors)} steps."
+            )
         described = {name: [_number(name, step.get(name)) for step in covariates] for name in self.covariates}
+        tops = None if largest is None else [_pair(one) for one in largest]
         if self.num_steps == 0:
             self._start(Layout.of(vectors.shape[1], leaves))
         layout = self.layout
         kept = {name: self._sketch(part, vectors, name) for name, part in parts.items()}
-        noise = np.asarray(vectors if layout.kept is None else vectors[:, layout.kept], dtype=np.float64)
+        # row by row, so that sums do not depend on how steps are grouped
+        kept_vectors = vectors if layout.kept is None else vectors[:, layout.kept]
+        noise = np.ascontiguousarray(kept_vectors, dtype=np.float64)
         with np.errstate(over="ignore"):  # which the next lines report
             squares = noise * noise
             energies = squares.sum(axis=1)
@@ -223,9 +235,9 @@ class NoiseRecord:
         ):
             for row in np.asarray(rows, dtype=np.float32):
                 buffer.add(row)
-        if largest is None:
-            largest = [(float(root), float(noise.shape[1])) for root in np.sqrt(squares.max(axis=1))]
-        self.largest += largest
+        self.largest += tops or [
+            (float(root), float(noise.shape[1])) for root in np.sqrt(squares.max(axis=1))
+        ]
         for name, values in described.items():
             self.covariates[name].extend(values)
 
@@ -257,15 +269,17 @@ class NoiseRecord:
 
     def _sketch(self, given: Any, vectors: Any, name: str) -> FloatArray:
         """Return the numbers at the coordinates that are kept for every step."""
-        values = np.asarray(given)
+        values, step = np.asarray(given), 0
         if values.shape == vectors.shape and values.dtype.kind in "iufb":
             kept = values if self.layout.kept is None else values[:, self.layout.kept]
             found = np.asarray(kept[:, self.layout.sketch], dtype=np.float64)
-            if np.isfinite(found).all():
+            is_finite = np.isfinite(found).all(axis=1)
+            if is_finite.all():
                 return found
+            step = int(np.argmin(is_finite))
         raise InputError(
-            f"Expected {name}=... of step {self.num_steps} as {vectors.shape[1]} finite numbers, as many as "
-            f"those of the noise, got shape {values.shape[1:]}."
+            f"Expected {name}=... of step {self.num_steps + step} as {vectors.shape[1]} finite numbers, as "
+            f"many as those of the noise, got shape {values.shape[1:]}."
         )
 
     def _require_consistent(self, vectors: Any, leaves: Leaves | None) -> None:
@@ -354,6 +368,15 @@ class NoiseRecord:
         else:  # of version 0.1, where nothing else was kept
             self.largest = [(np.nan, 0.0)] * self.num_steps
             self.covariates = {name: [np.nan] * self.num_steps for name in COVARIATES}
+
+
+def _pair(given: Any) -> tuple[float, float]:
+    """Return the largest noise of a step, and of how many coordinates it is the largest."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InputError(
+            f"Expected largest={quoted(given)} to be a number and how many it is the largest of."
+        )
+    return _number("largest", given[0]), _number("largest", given[1])
 
 
 def _number(name: str, value: float | None) -> float:

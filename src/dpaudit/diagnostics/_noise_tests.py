@@ -42,6 +42,7 @@ from dpaudit.diagnostics._p_values import (
     sign_correlation,
     sign_p_value,
     sign_sum_p_value,
+    sure_single_signs,
 )
 from dpaudit.diagnostics._regularity_tests import REGULARITY_TESTS, balanced_steps
 from dpaudit.diagnostics._shape_tests import SHAPE_TESTS
@@ -54,6 +55,7 @@ _VARYING = (
     "way?"
 )
 _MIN_TREND = 30  # steps
+_FEW_COORDINATES = 128  # at which all kept steps are compared with each other
 _TREND = 0.05  # smallest relative change of the noise between the first and the last tenth of the steps
 _STEADY = 0.5  # smallest rank correlation of noise and time
 _SHIFTS, _SURELY = (0.02, 10.0), 6.0  # means of the noise that are a cause, and standard errors
@@ -198,18 +200,27 @@ def _others(part: str, p_values: FloatArray) -> str:
 
 def repeated_noise(record: NoiseRecord) -> Check | None:
     """Test the pair of steps whose signs agree, or differ, most often: binomial."""
-    num_rows, count = record.rows.shape
-    if num_rows < 2 or count < 2:
+    if min(record.rows.shape) < 2:
         return None
-    steps = record.sketches.steps
-    first, second, counts = _most_alike(record.signs)
-    p_value = bonferroni(float(sign_p_value(*counts, count)), num_rows * (num_rows - 1) / 2)
+    parts = [(record.rows, record.signs, record.steps)]
+    all_steps = record.sketches.steps
+    if len(all_steps) > len(record.rows):  # noise that is equal needs few coordinates
+        rows = record.sketches.rows[:, :_FEW_COORDINATES]
+        parts.append((rows, sure_single_signs(rows, record.resolution), all_steps))
+    return min((_repeated(*part, len(parts)) for part in parts), key=lambda found: found.p_value)
+
+
+def _repeated(rows: SingleArray, signs: SingleArray, steps: IntArray, num_tests: int) -> Check:
+    """Return the test of these steps, corrected for all pairs and for the number of tests."""
+    num_rows, count = signs.shape
+    first, second, counts = _most_alike(signs)
+    p_value = bonferroni(float(sign_p_value(*counts, count)), num_tests * num_rows * (num_rows - 1) / 2)
     estimate = float(sign_correlation(*counts))
     sentence = f"The noise of steps {steps[first]} and {steps[second]} has a correlation of {estimate:.2g}."
     return Check(
         name="repeated-noise",
         p_value=p_value,
-        sentence=(_repetition(record.rows, steps) if p_value <= _SUSPICIOUS else None) or sentence,
+        sentence=(_repetition(rows, steps) if p_value <= _SUSPICIOUS else None) or sentence,
         estimate=estimate,
     )
 
@@ -293,7 +304,7 @@ def lagged_correlation(record: NoiseRecord) -> Check | None:
     num_lags = min(MAX_LAG, record.num_steps - 1)
     if num_lags < 1:
         return None
-    parts = [record.signs[part] for part in segments(record.sketches.steps)]
+    parts = [record.signs[part] for part in segments(record.steps)]
     parts_sure = [part != 0 for part in parts]
     found = []
     for lag in range(1, num_lags + 1):

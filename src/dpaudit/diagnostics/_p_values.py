@@ -24,7 +24,8 @@ RESOLUTION = 1e-3  # in claimed standard deviations
 SMALLEST_P_VALUE = 1e-12  # smaller p-values are not more informative
 _SEED = 0x5EED_0F_D1A6  # unlikely to be the seed of a training run
 _BLOCK = 512  # rows whose products with all others are in memory at the same time
-_HALF = 512  # steps that are kept at each end: pairs of steps are compared, and time is limited
+_HALF = 2048  # steps that are kept at each end
+_END = 512  # steps at each end of these that most tests use, because their time is limited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +189,7 @@ def pairwise_products(
 
 
 class HeadTailBuffer:
-    """The rows of the first and the last 512 steps, or of all steps if there are fewer."""
+    """The rows of the first and the last 2,048 steps, or of all steps if there are fewer."""
 
     def __init__(self) -> None:
         self._head: list[npt.NDArray[Any]] = []
@@ -213,6 +214,18 @@ class HeadTailBuffer:
     def rows(self) -> npt.NDArray[Any]:
         """All kept rows: steps x numbers."""
         return np.stack([*self._head, *self._tail])
+
+    @property
+    def end_steps(self) -> IntArray:
+        """The step number of each of :attr:`end_rows`."""
+        steps = self.steps
+        return np.concatenate([steps[:_END], steps[_END:][-_END:]])
+
+    @property
+    def end_rows(self) -> npt.NDArray[Any]:
+        """The first and the last 512 of the kept rows, or all if there are fewer."""
+        kept = [*self._head, *self._tail]
+        return np.stack([*kept[:_END], *kept[_END:][-_END:]])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for ``load_state_dict``, in few arrays, which are fast to write."""

@@ -31,12 +31,13 @@ from dpaudit.diagnostics._p_values import (
 )
 from dpaudit.errors import InputError
 
+_RECOGNIZED = 40  # examples of a batch on average, which no other batch shares by accident
 _WATCHED = 1024  # examples whose presence is kept for every step
 _MAX_PAIRS = 2**15  # pairs of counts that are compared
 _CANDIDATES = 32  # pairs of batches per block whose p-values are computed
 _WIDTH = 40  # standard deviations beyond which probabilities underflow
 _STEEPEST = 30.0  # slope of a Chernoff bound
-_NUM_SLOPES, _NUM_NEAR = 20, 9  # slopes of Chernoff bounds: over the whole range, and next to the best
+_NUM_SLOPES, _NUM_NEAR = 12, 7  # slopes of Chernoff bounds: over the whole range, and next to the best
 _TOGETHER = "are examples drawn together, in groups, or is the rate changed between steps?"
 
 CUT = "are large batches cut to a size? Whether an example is used then depends on the others."
@@ -208,11 +209,12 @@ def _with_limits(spread: Check | None, record: ParticipationRecord) -> Check | N
     if spread.p_value <= max(2 * min(below, above), SMALLEST_P_VALUE):  # the spread explains it
         return replace(spread, p_value=joint)
     limit, word, cause = (high, "more", CUT) if below <= above else (low, "fewer", _SKIPPED)
+    count = record.sizes.count(limit)
     return Check(
         name=spread.name,
         p_value=joint,
         sentence=f"None of {steps} batches has {word} than {limit} examples, and "
-        f"{record.sizes.count(limit)} have {limit}: under Poisson sampling, sizes would go beyond.",
+        f"{count} {'has' if count == 1 else 'have'} {limit}: under Poisson sampling, sizes would go beyond.",
         estimate=spread.estimate,
         cause=cause,
     )
@@ -333,10 +335,12 @@ def repeated_batches(record: ParticipationRecord) -> Check | None:
 
     Epochs in a fixed order repeat their batches.
     """
-    present = record.presences.rows.astype(np.float32)
+    # as many examples as are needed to recognize a batch
+    watched = min(record.watched.size, math.ceil(_RECOGNIZED / max(record.drawn_rate, 1e-9)))
+    present = record.presences.rows[:, :watched].astype(np.float32)
     if len(present) < 2:
         return None
-    steps, watched = record.presences.steps, record.watched.size
+    steps = record.presences.steps
     sizes = present.sum(axis=1)
     best, pair, common = 1.0, (0, 1), 0.0
     for one, other, shared in _candidates(present, sizes):

@@ -285,10 +285,13 @@ class BatchRecord:
         self._num_joined += sum(part.size > 0 for part, _ in batches) > 1
         if self.tests_sampling:
             self.participation.observe(members, batches[0][1])
-        self._rows_of.setdefault(members.size, []).append(rows)
+        is_all = members.size == batches[0][1]  # then each example may be left out for itself, in every step
+        if not is_all:
+            self._rows_of.setdefault(members.size, []).append(rows)
         if 0 < rows < members.size:
             self._fewer.add(members.size - rows, f"in step {index}, {rows} of {members.size}")
-            self._truncated.add(rows)
+            if not is_all:
+                self._truncated.add(rows)
         else:
             self._largest_whole = max(self._largest_whole, rows)
         return members.size
@@ -377,7 +380,7 @@ class BatchRecord:
     @property
     def _is_truncated(self) -> bool:
         """Whether batches above a certain size, and only these, lose the rows above it."""
-        if self._fewer.count < _FEW_TRUNCATED or len(self._truncated) > 1:
+        if self._fewer.count < _FEW_TRUNCATED or len(self._truncated) != 1:
             return False
         return max(self._truncated) >= self._largest_whole
 
@@ -409,13 +412,14 @@ class BatchRecord:
                 )
             )
         if self._is_truncated or self._is_cut:
-            size = f" to {max(self._truncated)} rows" if self._is_truncated else f" ({self._fewer.sentence})"
-            cut = Finding.certain(
-                "rows-drawn",
-                f"Batches are cut{size}: {self._fewer.count} of {self._num_steps} have more examples, and "
-                "whether an example is used depends on the others.",
+            often = f"{self._fewer.count} of {self._num_steps}"
+            how = (
+                f"Rows are left out in {often} steps ({self._fewer.sentence}), by the size of the batch alone"
             )
-            found.append(replace(cut, cause=_participation.CUT))
+            if self._is_truncated:
+                how = f"Batches are cut to {max(self._truncated)} rows: {often} have more examples"
+            text = f"{how}, so whether an example is used depends on the others."
+            found.append(replace(Finding.certain("rows-drawn", text), cause=_participation.CUT))
         return found
 
 

@@ -26,7 +26,7 @@ _ROUNDINGS = 8.0  # error of a difference of sums, in rounding errors of the lar
 
 
 class NoiseLog:
-    """The noise of the first and last 512 steps, in clipping norms; the claim may still be unknown."""
+    """The noise of the first and last 2,048 steps, in clipping norms; the claim may still be unknown."""
 
     def __init__(self) -> None:
         self._rows = HeadTailBuffer()

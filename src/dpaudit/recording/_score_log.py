@@ -36,7 +36,7 @@ class ObservedCanaries:
 
     ``directions`` returns those of a step, ``layout`` the parameters that they are in. ``eps`` is the
     relative precision of gradients. Scores are in units of ``reach`` clipping norms. ``num_others`` returns
-    the number of rows of a step besides those of present canaries, if it varies.
+    the number of rows of a step besides those of present canaries, if it is known.
     """
 
     canary: GradientCanary
@@ -44,7 +44,7 @@ class ObservedCanaries:
     layout: Callable[[], ParameterLayout]
     eps: Callable[[], float] = lambda: 0.0
     reach: float = 1.0
-    num_others: Callable[[int], int] = lambda _: 0
+    num_others: Callable[[int], int] | None = None
 
 
 class ScoreLog:
@@ -186,8 +186,10 @@ class ScoreLog:
             parameters=made.labels.parameters,
         )
 
-    def _step_arrivals(self) -> StepArrivals:
+    def _step_arrivals(self) -> StepArrivals | None:
         assert self._canaries is not None
+        if self._canaries.num_others is None:
+            return None
         scores, present = self._stacked()
         others = map(self._canaries.num_others, range(len(self)))
         rows = present.sum(axis=1) + np.fromiter(others, dtype=np.int64)

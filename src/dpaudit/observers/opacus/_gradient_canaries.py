@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from opacus.grad_sample.gsm_base import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 
@@ -254,9 +255,10 @@ def owning_module(optimizer: DPOptimizer) -> nn.Module | None:
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, nn.Module)}  # a million objects
     for candidate in (one for one in objects if type(one) in kinds):
         if wanted <= {id(value) for value in candidate.parameters()}:
-            size = sum(1 for _ in candidate.modules())
-            found = min((size, id(candidate), candidate), found or (math.inf, 0, None))
-    return None if found is None else found[2]
+            is_plain = not isinstance(candidate, AbstractGradSampleModule)  # the one that computes gradients
+            key = is_plain, sum(1 for _ in candidate.modules()), id(candidate)
+            found = min((*key, candidate), found or (True, math.inf, 0, None))
+    return None if found is None else found[3]
 
 
 def _sizes(optimizer: DPOptimizer) -> list[int]:

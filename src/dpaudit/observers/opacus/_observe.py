@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from opacus.grad_sample.gsm_base import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
@@ -129,7 +130,8 @@ def observe(
     batches = LoaderBatches(loader, is_distributed=ranks.world_size > 1, is_followed=not sampling)
     sums = SumObserver(optimizer, clip, batches, module)
     owner = owning_module(optimizer) if module is None else module
-    prepared = PreparedTraining(optimizer=optimizer, module=owner, loader=loader)
+    is_sure = module is not None or isinstance(owner, AbstractGradSampleModule)  # not another with its layers
+    prepared = PreparedTraining(optimizer=optimizer, module=owner if is_sure else None, loader=loader)
     lints = LintCheck(prepared, lambda: batches.loader)
     shared: dict[str, Any] = {
         "lints": lints,

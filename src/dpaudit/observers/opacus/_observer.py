@@ -215,13 +215,18 @@ class PostProcessing:
     code is recognized by its output, so that the release itself is tested; anything else is tested as a part
     of the release.
 
-    One factor, one largest norm and one largest value are recognized: those of the first step that shows
-    them. A step that none of these explains ends the recognition, because no constant is used then.
+    One factor, one largest norm or one largest value is recognized, if it explains all steps: those that it
+    changes, and those that stay as they are. A step that it does not explain ends the recognition, because
+    what happens to the release may then depend on the data.
     """
 
     def __init__(self) -> None:
         self._noised: Tensor | None = None
         self._limits: dict[str, float] = {}
+        self._unchanged: dict[
+            str, float
+        ] = {}  # the largest norm and value of releases that stayed as they were
+        self._was_changed = False
         self._is_recognized = True
 
     def note(self, parameters: list[Any]) -> None:
@@ -240,14 +245,37 @@ class PostProcessing:
             return update, _unchanged
         release = noised / divisor
         norm = float(release.norm())
-        if not 0 < norm < float("inf") or _is_same(update, release):
+        if not 0 < norm < float("inf"):
             return update, _unchanged
-        for kind, limit in self._candidates(update, release, norm):
-            known = self._limits.setdefault(kind, limit)
-            if abs(limit - known) <= _SAME * known:
-                return release, _update(kind, known)
-        self._is_recognized = False
-        return update, _unchanged
+        is_same = _is_same(update, release)
+        if is_same:
+            self._note_unchanged(release, norm)
+        else:
+            self._note_changed(dict(self._candidates(update, release, norm)))
+        # a limit that an unchanged release exceeds is none
+        self._limits = {
+            kind: limit
+            for kind, limit in self._limits.items()
+            if self._unchanged.get(kind, 0.0) <= limit * (1 + _SAME)
+        }
+        self._is_recognized = bool(self._limits) or not self._was_changed
+        if is_same or not self._limits:
+            return update, _unchanged
+        return release, _update(*next(iter(self._limits.items())))
+
+    def _note_unchanged(self, release: Tensor, norm: float) -> None:
+        reached = {_FACTOR: math.inf, _NORM: norm, _VALUE: float(release.abs().max())}
+        self._unchanged = {kind: max(one, self._unchanged.get(kind, 0.0)) for kind, one in reached.items()}
+
+    def _note_changed(self, found: dict[str, float]) -> None:
+        """Keep the constants that explain this step as well as all earlier ones that were changed."""
+        known = self._limits if self._was_changed else found
+        self._limits = {
+            kind: known[kind]
+            for kind, limit in found.items()
+            if kind in known and abs(limit - known[kind]) <= _SAME * known[kind]
+        }
+        self._was_changed = True
 
     def _candidates(self, update: Tensor, release: Tensor, norm: float) -> list[tuple[str, float]]:
         """Return the constants, at least one of which must be the same in all steps."""

@@ -295,7 +295,8 @@ def _data_digests(value: Any, depth: int) -> Iterator[str]:
         for part in value if depth else ():
             yield from _data_digests(part, depth - 1)
     elif isinstance(value, np.ndarray):
-        yield from (text for _, text in _digests("", value) if value.size <= _MOST_NUMBERS)
+        if value.size <= _MOST_NUMBERS:
+            yield from (text for _, text in _digests("", value))
     elif isinstance(value, Tensor):
         if value.layout is torch.strided and value.device.type != "meta" and value.numel() <= _MOST_NUMBERS:
             yield digest(value)

@@ -167,7 +167,7 @@ class SumObserver:
     def _largest_sum(self, norms: Tensor, max_grad_norm: float) -> float:
         """Return the largest norm of a sum of rows; automatic clipping may lengthen short ones."""
         found, self._coefficients = self._coefficients, None
-        if found is not None and found.shape == norms.shape:
+        if isinstance(found, Tensor) and found.shape == norms.shape:
             norms = norms * found.detach().to(norms).clamp(min=1.0)
         return float(norms.clamp(max=max_grad_norm).sum())
 

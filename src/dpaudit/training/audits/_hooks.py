@@ -187,6 +187,7 @@ class OneRun(CanaryAudit[Recorder]):
         self._pending: list[tuple[int, Callable[[], FloatArray]]] = []  # steps whose scores are not recorded
 
     def attach(self, training: Training) -> None:
+        self._pending.clear()
         super().attach(training)
         canaries = self._inserter.observed if isinstance(self._inserter, GradientInserter) else None
         self._recorder = self._step_recorder(
@@ -217,14 +218,21 @@ class OneRun(CanaryAudit[Recorder]):
     def _record_pending(self) -> None:
         """Record the steps that were only read so far; the recorder calls this before it is used."""
         pending, self._pending = self._pending, []
-        for index, scores in pending:
-            self.recorder.record(scores(), self._inserter.draws.coins(index), notify=False)
+        while pending:
+            index, scores = pending[0]
+            try:
+                self.recorder.record(scores(), self._inserter.draws.coins(index), notify=False)
+            except BaseException:  # nothing is lost if this is interrupted
+                self._pending = pending
+                raise
+            del pending[0]
 
     def after(self, step: Step) -> None:
         if self._callbacks and self._is_audited(step.index):
             self.recorder.notify()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._pending.clear()  # steps after the state
         shape = np.shape(state["present"])
         if self._num_canaries is None and len(shape) == 2 and shape[1] != self.num_canaries:
             self._num_canaries = shape[1]  # the run was started with another default
