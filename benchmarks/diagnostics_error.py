@@ -4,7 +4,7 @@
 
 The first table is about all tests of noise and batches, the second about the tests of rows, which replace
 those of batches where only the rows of a batch are known, the third about the tests of regular noise. The
-fourth is about every p-value of real audits, with default settings, of correct training runs.
+fourth is about every p-value of audits with default settings, of 100 correct steps, and of their batches.
 """
 
 from __future__ import annotations
@@ -226,30 +226,34 @@ def regular_table(repetitions: int) -> str:
     return p_value_table("steps | leaves | noise | test", runs, repetitions, SMALL_OF_ALL)
 
 
-# Observers of benchmarks/_detection_runs.py, and the steps of a run.
-AUDITS = {"step": ("NumPy step", 100), "hooks": ("Opacus", 60)}
+AUDITED_STEPS = 100
 
 
-def audit_checks(task: tuple[str, int]) -> tuple[Check, ...]:
-    """Return the checks of the audit of one correct training run."""
+def audit_checks(seed: int) -> tuple[Check, ...]:
+    """Return the checks of the audit of one correct step, at noise multipliers 1 and 2 in turn."""
     from _detection_runs import RUNS, Run  # noqa: PLC0415  # imports all libraries
     from _faults import TWINS  # noqa: PLC0415
 
     warnings.simplefilter("ignore")
-    observer, seed = task
-    sigma = 1.0 + seed % 2  # 1 and 2, in turn
-    run = Run(TWINS[0], None, sigma=sigma, num_steps=AUDITS[observer][1], seed=seed)
-    return tuple(RUNS[observer](run).audit().diagnosis.checks)
+    run = Run(TWINS[0], None, sigma=1.0 + seed % 2, num_steps=AUDITED_STEPS, seed=seed)
+    return tuple(RUNS["step"](run).audit().diagnosis.checks)
+
+
+def batch_checks(seed: int) -> tuple[Check, ...]:
+    """Return the checks of Poisson batches: 300 examples at rate 0.1."""
+    rng, record = np.random.default_rng([seed, 5]), Diagnostics(sample_rate=0.1)
+    for is_drawn in rng.random((AUDITED_STEPS, 300)) < 0.1:
+        record.observe_batch(np.flatnonzero(is_drawn), 300)
+    return tuple(record.diagnose(CONFIDENCE).checks)
 
 
 def audits_table(repetitions: int) -> str:
     def runs() -> Iterator[tuple[str, Iterable[Iterable[Check]]]]:
-        for observer, (name, num_steps) in AUDITS.items():
-            tasks = [(observer, seed) for seed in range(repetitions)]
-            yield f"{name} | {num_steps}", pool.imap_unordered(audit_checks, tasks, chunksize=8)
+        for name, checks in (("audit of a step", audit_checks), ("batches", batch_checks)):
+            yield name, pool.imap_unordered(checks, range(repetitions), chunksize=8)
 
     with get_context("spawn").Pool(os.cpu_count()) as pool:
-        return p_value_table("observer | steps | test", runs(), repetitions, SMALL_OF_ALL)
+        return p_value_table("of | test", runs(), repetitions, SMALL_OF_ALL)
 
 
 PARTS = {

@@ -253,9 +253,9 @@ def test_ranks_are_compared_within_blocks(count):
 
 
 def test_a_diagnosis_collects_the_kept_noise_once_and_forgets_it(monkeypatch):
-    collected, rows = [], HeadTailBuffer.rows
+    collected, rows = [], HeadTailBuffer.end_rows
     monkeypatch.setattr(
-        HeadTailBuffer, "rows", property(lambda buffer: collected.append(buffer) or rows.fget(buffer))
+        HeadTailBuffer, "end_rows", property(lambda buffer: collected.append(buffer) or rows.fget(buffer))
     )
     record, rng = Diagnostics(), np.random.default_rng(0)
     for _ in range(70):

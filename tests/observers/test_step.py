@@ -320,10 +320,9 @@ def test_a_release_that_is_not_finite_hides_no_violation():
     assert found.likely_causes()
     assert found.to_dict()["distances"] == [None]
     assert replay_step(release, OTHERS, [missing, more], **options).is_violation
-    with np.errstate(divide="ignore"):
-        found = replay_step(lambda rows: 1 / np.ones(9) / (len(rows) - 19), OTHERS, [OTHERS[1:]], **options)
-    assert found.largest == np.inf
-    assert "the release is not finite if one example is changed" in str(found)
+    found = replay_step(lambda rows: np.exp(rows).sum(axis=0), OTHERS, [1e6 * OTHERS], **options)
+    assert not found.is_violation  # finite examples may have a non-finite gradient, too
+    assert found.non_finite
     with pytest.raises(dpaudit.InputError, match="a finite release"):
         replay_step(release, missing, [OTHERS], **options)
 

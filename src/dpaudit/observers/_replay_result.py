@@ -200,7 +200,7 @@ class Sensitivity:
     """
 
     distances: tuple[float, ...]
-    """Infinite if a release is not finite although the examples are; NaN if they are not either."""
+    """Not a number for a neighbor whose release is not finite."""
     not_covered: tuple[str, ...] = _STEP_NOT_COVERED
 
     @property
@@ -224,7 +224,7 @@ class Sensitivity:
         if not any(map(math.isnan, self.distances)):
             return ()
         sentence = (
-            "The release is not finite if an example is not: this reveals an example if it can have a "
+            "The release is not finite for a neighboring batch: this reveals an example if it can have a "
             "non-finite gradient."
         )
         return (Finding.certain("non-finite-example", sentence),)
@@ -251,8 +251,6 @@ class Sensitivity:
 
     @property
     def _sentence(self) -> str:
-        if self.largest == math.inf:
-            return "the release is not finite if one example is changed, although all examples are"
         relation = "more than the 1 allowed" if self.is_violation else "within the 1 allowed"
         return f"one example moves the release by {self.largest:.4g} clipping norms, {relation}"
 
