@@ -17,7 +17,7 @@ from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inferen
 from dpaudit.stats.tradeoffs import TradeOff
 
 _MOST = 10_000_000  # more would not be practical
-_MOST_SCORES = 1_000_000_000  # per side; with more, computing the power takes too long
+_MOST_SCORES = 250_000_000  # per side; with more, computing the power takes too long
 _MANY = 1000  # scores that may have tails
 _ROUNDS = 12  # of simulations until a size is known
 _CLOSE = 0.01

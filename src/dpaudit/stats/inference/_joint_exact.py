@@ -27,6 +27,7 @@ _HALVINGS = 6  # how often the distance between two angles may be halved
 _GRID = 15  # angles in the initial search for the least favorable rates
 _PER_COUNT = 4  # angles per count, where counts of the larger group cannot smooth those of the smaller one
 _CURVE_SPACING = 0.125  # between angles of the claimed curve: a quarter of a standard error
+_SMOOTH = 1_000_000  # trials, from which on the order hardly changes between neighboring points
 _FEW = 40  # errors whose upper limits are points of the claimed curve
 _CELLS = 128  # cells of the fpr at a score of a fixed rank
 _ALLOWANCE = 1e-3  # fraction of the limit reserved for what the search may miss
@@ -248,7 +249,8 @@ class ClaimedCurve:
     """Points of the claimed curve, each with the lowest order of outcomes that are improbable there.
 
     An outcome refutes the claim if it ranks at least that high at every point whose rates are below the
-    outcome's upper limits. Points are a quarter of a standard error apart; points at the upper limits of few
+    outcome's upper limits. Points are a quarter of a standard error apart (more for over a million trials,
+    where the order is smooth); points at the upper limits of few
     errors are added, because the range of an outcome ends there.
     """
 
@@ -278,7 +280,8 @@ class ClaimedCurve:
     def _all_points(self) -> FloatArray:
         """Return the fpr (increasing) and fnr of all points; the smaller rate of each is exact."""
         middle = math.asin(math.sqrt(self._family.balanced_error(self._claimed)))
-        size = 2 + int(middle * max(math.sqrt(min(self._trials)) / _CURVE_SPACING, 100))
+        count = min(*self._trials, _SMOOTH)
+        size = 2 + int(middle * max(math.sqrt(count) / _CURVE_SPACING, 100))
         regular = np.sin(np.linspace(0, middle, size)) ** 2
         few = np.arange(_FEW)
         fpr, fnr = (
