@@ -276,7 +276,7 @@ class AuditDesign:
             power = min(max(self.power(claimed, claimed + excess), 1e-300), 1 - 1e-16)
             return target - float(special.ndtri(power))
 
-        return claimed + last_positive(missing, max(0.1 * claimed, 1e-6), tolerance=1e-2)
+        return claimed + last_positive(missing, max(0.1 * claimed, 1e-6), tolerance=1e-2, step=4.0)
 
     def _without_coins(self) -> AuditDesign:
         """Return the design with equal sides, if coins decided them: their outcome does not matter."""

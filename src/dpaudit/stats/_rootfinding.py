@@ -24,12 +24,15 @@ def last_true(refuted: Callable[[float], bool], start: float = 1.0, tolerance: f
     return last_positive(lambda x: 1.0 if refuted(x) else -1.0, start, tolerance)
 
 
-def last_positive(margin: Callable[[float], float], start: float = 1.0, tolerance: float = 1e-7) -> float:
+def last_positive(
+    margin: Callable[[float], float], start: float = 1.0, tolerance: float = 1e-7, *, step: float = 1.05
+) -> float:
     """Return the same as :func:`last_true` for a margin that is positive where the value is refuted.
 
-    If the margin is smooth, false position needs only a few evaluations.
+    If the margin is smooth, false position needs only a few evaluations. ``step`` is the first factor by
+    which the search goes away from ``start``: a larger one is faster if the answer may be far away.
     """
-    bracket = _bracket(margin, min(max(start, _TINY), _HUGE))
+    bracket = _bracket(margin, min(max(start, _TINY), _HUGE), step)
     if isinstance(bracket, float):
         return bracket
     low, high, at_low, at_high = bracket
@@ -53,9 +56,11 @@ def last_positive(margin: Callable[[float], float], start: float = 1.0, toleranc
     return low
 
 
-def _bracket(margin: Callable[[float], float], start: float) -> tuple[float, float, float, float] | float:
+def _bracket(
+    margin: Callable[[float], float], start: float, step: float
+) -> tuple[float, float, float, float] | float:
     """Return a refuted and an unrefuted value with their margins, or the answer itself if one is missing."""
-    at, step, value = start, 1.05, margin(start)
+    at, value = start, margin(start)
     if value > 0:
         while at < _HUGE:
             low, at_low = at, value
