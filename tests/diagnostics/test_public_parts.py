@@ -1,4 +1,4 @@
-"""Weight decay and the like, which follow from earlier releases, are not accused; parts of sums still are."""
+"""Weight decay, which follows from earlier releases, is not accused; parts of sums and of gradients are."""
 
 import numpy as np
 import pytest
@@ -9,15 +9,16 @@ from dpaudit.diagnostics import Diagnostics
 SIZE, STEPS, RATE, BATCH = 120, 250, 0.02, 20
 
 
-def trained(*, decay=0.0, left_over=0.0, momentum=0.0, seed=0):
-    """The diagnosis of noisy descent on a quadratic loss, whose release contains a part of the weights."""
+def trained(*, decay=0.0, left_over=0.0, added=0.0, momentum=0.0, penalty=np.asarray, seed=0):
+    """The diagnosis of noisy descent on a quadratic loss, whose release contains more than sum and noise."""
     rng, record = np.random.default_rng([seed, 4]), Diagnostics()
     weights, moving, last = rng.standard_normal((3, SIZE)) * np.array([[1.0], [0.0], [0.0]])
-    target = rng.standard_normal(SIZE)
+    target, first = rng.standard_normal(SIZE), weights
     for _ in range(STEPS):
         total = rng.binomial(40, 0.5) / BATCH * (weights - target) + 0.5 * rng.standard_normal(SIZE)
-        noise = rng.standard_normal(SIZE) + decay * weights + left_over * last
-        record.observe_noise(noise, known=total, released=total + noise)
+        noise = rng.standard_normal(SIZE) + left_over * last + added * (weights - target)
+        noise += decay * (weights - first if penalty is None else penalty(weights))
+        record.observe_noise(noise, known=total, released=total + noise, weights=weights)
         moving, last = momentum * moving + total + noise, total
         weights = weights - RATE * (1 - momentum) * moving
     return record.diagnose(1 - LEVEL)
@@ -36,6 +37,16 @@ def test_weight_decay_after_the_noise_is_a_note(decay, momentum):
         assert any("weight decay" in note for note in diagnosis.notes)
 
 
+@pytest.mark.parametrize("penalty", [np.sign, None], ids=["L1", "towards the first weights"])
+def test_other_penalties_of_the_weights_are_not_accused(penalty):
+    assert names(trained(decay=0.5, penalty=penalty)) <= {"noise-variance", "common-noise", "step-noise"}
+
+
+@pytest.mark.parametrize(("added", "decay"), [(0.1, 0.0), (0.3, 0.0), (1.0, 0.0), (0.3, 0.3), (1.0, 0.3)])
+def test_a_gradient_is_not_taken_for_weight_decay(added, decay):
+    assert "noise-by-sum" in names(trained(added=added, decay=decay))
+
+
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_a_part_of_the_last_sum_is_found_beside_weight_decay(decay):
     assert "noise-by-sum" in names(trained(decay=decay, left_over=0.3))
@@ -46,12 +57,12 @@ def test_correct_training_has_neither_finding_nor_note():
     assert (diagnosis.findings, diagnosis.notes) == ((), ())
 
 
-def test_the_same_noise_in_every_step_is_not_explained_by_releases():
+def test_the_same_noise_in_every_step_is_not_explained_by_weights():
     rng, record = np.random.default_rng(0), Diagnostics()
     noise = rng.standard_normal(SIZE)
     for _ in range(60):
         total = rng.standard_normal(SIZE) - noise
-        record.observe_noise(noise, known=total, released=total + noise)
+        record.observe_noise(noise, known=total, released=total + noise, weights=np.sign(noise))
     assert "repeated-noise" in names(record.diagnose())
 
 
@@ -63,7 +74,7 @@ def drifting(noise, *, decay=0.0, part=0.0):
     for own in noise:
         total = 0.5 * base + 0.1 * rng.standard_normal(base.size)
         found = own + decay * weights + part * last
-        record.observe_noise(found, known=total, released=total + found)
+        record.observe_noise(found, known=total, released=total + found, weights=weights)
         weights, last = weights - found - total, total
     return record.diagnose(1 - LEVEL)
 

@@ -4,7 +4,7 @@ import types
 
 import pytest
 import torch
-from opacus_runs import DELTA, run, weights
+from opacus_runs import DELTA, OTHER_KINDS, run, weights
 
 from dpaudit.observers.opacus import observe
 
@@ -121,3 +121,28 @@ def test_a_factor_that_depends_on_the_batch_is_still_found(private, change):
     made = private(noise_multiplier=1.0, num_steps=STEPS)
     change(made.optimizer)
     assert {finding.name for finding in found(made).findings} & OF_NOISE
+
+
+def decayed(value):
+    return 0.5 * value.detach()
+
+
+def unclipped(value):
+    return 0.2 * value.grad_sample.sum(dim=0) / 16
+
+
+@pytest.mark.parametrize("part", [decayed, unclipped])
+@pytest.mark.parametrize("mode", ["flat", "per-layer clipping"])
+def test_weight_decay_after_the_noise_is_no_finding_but_a_gradient_is(private, part, mode):
+    def add(params):
+        for value in params:
+            value.grad += part(value)
+
+    made = private(noise_multiplier=1.0, num_steps=200, **OTHER_KINDS.get(mode, {}))
+    after_step_hook(add)(made.optimizer)
+    with observe(made.optimizer, loader=made.loader, seed=0) as recorder:
+        run(made, 200)
+    diagnosis = recorder.diagnose()
+    is_decay = any("multiple of the weights" in note for note in diagnosis.notes)
+    names = {finding.name for finding in diagnosis.findings}
+    assert (names, is_decay) == ((set(), True) if part is decayed else ({"noise-by-sum"}, False))

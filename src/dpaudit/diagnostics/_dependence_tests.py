@@ -44,13 +44,9 @@ _DRIFT_LEVEL = 1e-4
 _SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
 _SURE = 1e-4  # p-value below which a test that is explained is mentioned
 _SAME = 0.95  # correlation above which noise is repeated: no weight decay does that
-_MOMENTUM = 0.9  # of an optimizer, the usual one
-_MIN_STEPS = 8
-_CLEARLY = 3.0  # standard errors
-_FASTEST_DECAY = 0.2  # of the weights in one step
 _NOTE = (
-    "The release contains something besides the sum and the noise that earlier releases explain, as weight "
-    "decay does that is added after the noise: it is not a leak if it depends on nothing else."
+    "The release contains a multiple of the weights besides the sum and the noise, as with weight decay that "
+    "is added after the noise: it is not a leak, because weights follow from earlier releases."
 )
 
 
@@ -269,7 +265,7 @@ def common_noise(record: NoiseRecord) -> Check | None:
     )
 
 
-# Parts of the noise that may be public: what stays for many steps, and what follows from earlier releases.
+# Parts of the noise that are public: what stays for many steps may be, and what follows from the weights is.
 # Weight decay that is written into the gradient after the noise is an example. Weights are the first ones
 # minus a sum of earlier releases, so the decay depends on earlier sums, but reveals nothing new.
 
@@ -279,73 +275,46 @@ def explained(
     checks: Sequence[Check],
     tests: Mapping[str, Callable[[NoiseRecord], Check | None]],
 ) -> tuple[list[Check], list[str]]:
-    """Return the checks with the larger p-value of two, with and without what earlier releases explain.
+    """Return the checks with the largest p-value with and without a penalty of the weights.
 
-    Only ``tests`` are repeated, and only if they would have a finding. The larger p-value holds for correct
-    noise whatever the second one is. The second list has a note if a finding is explained.
+    Only ``tests`` are repeated, and only if they would have a finding. The largest p-value holds for correct
+    noise whatever the others are. The second list has a note if a finding is explained.
     """
     suspects = [check for check in checks if check.name in tests and check.p_value <= _SUSPICIOUS]
-    rest = _beside_releases(record) if suspects else None
-    if rest is None:
+    weights = record.weights if suspects else None
+    if weights is None:
         return list(checks), []
+    rests = [_without(penalty, record) for penalty in _penalties(weights.astype(np.float64))]
     found, is_explained = [], False
     for check in checks:
         is_repeated = check.name == "repeated-noise" and abs(check.estimate) > _SAME
-        again = tests[check.name](rest) if check in suspects and not is_repeated else None
-        p_value = max(check.p_value, check.p_value if again is None else again.p_value)
+        repeats = rests if check in suspects and not is_repeated else []
+        others = [again.p_value for rest in repeats if (again := tests[check.name](rest)) is not None]
+        p_value = max(check.p_value, *others) if others else check.p_value
         is_explained |= check.p_value <= _SURE < _SUSPICIOUS < p_value
         found.append(replace(check, p_value=p_value))
     return found, [_NOTE] if is_explained else []
 
 
-def _beside_releases(record: NoiseRecord) -> NoiseRecord | None:
-    """Return the record without the part of the noise that weights explain; None if there is none.
+def _penalties(weights: FloatArray) -> tuple[FloatArray, ...]:
+    """Return the gradients of penalties: weight decay, the same towards the first weights, and L1."""
+    return weights, weights - weights[0], np.sign(weights)
 
-    Weights are a constant minus a multiple of the sum of earlier releases; with momentum, there is a second
-    multiple, of their moving average. The constant and both multiples are fitted. Decay has the sign of the
-    weights, so the first multiple has to be clearly negative besides the constant: a part of one earlier sum,
-    whatever its sign, does not follow all of them. Decay is slow, unlike noise that is subtracted in the next
-    step.
+
+def _without(penalty: FloatArray, record: NoiseRecord) -> NoiseRecord:
+    """Return the record without the multiple of a penalty that is in the noise.
+
+    The multiple is the same in all steps, but may differ between leaves, and is positive: weights are drawn
+    to where the penalty is small. A gradient is no such multiple, because examples draw weights elsewhere,
+    against the direction in which they already moved.
     """
-    sums = record.known if record.known_examples is None else record.known_examples
-    if sums is None:
-        return None
-    rest = np.empty_like(record.rows)
-    for part in segments(record.steps):
-        rows = record.rows[part].astype(np.float64)
-        if len(rows) < _MIN_STEPS:
-            return None
-        centered = [one - one.mean(axis=0) for one in (rows, *_running(rows + sums[part]))]
-        if not _decays(*centered[:2]):
-            return None
-        products = np.array([[np.vdot(one, other) for other in centered] for one in centered])
-        factors = np.linalg.lstsq(products[1:, 1:], products[1:, 0], rcond=None)[0]
-        rest[part] = centered[0] - sum(
-            factor * vector for factor, vector in zip(factors, centered[1:], strict=True)
-        )
-    found = copy(record)
-    found.share("rows", rest)
-    return found
-
-
-def _decays(rows: FloatArray, totals: FloatArray) -> bool:
-    """Return whether centered noise is a clearly negative, small multiple of centered sums of releases.
-
-    Centered noise has a sum of zero, so its product with its own running sum is minus half of its squares,
-    even if it is independent.
-    """
-    squares, squared = float(np.vdot(rows, rows)), float(np.vdot(totals, totals))
-    product = float(np.vdot(rows, totals)) + squares / 2
-    return -_FASTEST_DECAY * squared < product < -_CLEARLY * math.sqrt(squared * squares / rows.size)
-
-
-def _running(releases: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return for each step the sum of all earlier releases, and the same with those long ago fading out."""
-    totals, fading = np.zeros_like(releases), np.zeros_like(releases)
-    for step in range(1, len(releases)):
-        totals[step] = totals[step - 1] + releases[step - 1]
-        fading[step] = _MOMENTUM * fading[step - 1] + releases[step - 1]
-    return totals, fading
+    rows = record.rows.astype(np.float64)
+    starts = np.cumsum([0, *record.layout.sketch_sizes])[:-1]
+    products, squares = (np.add.reduceat((one * penalty).sum(axis=0), starts) for one in (rows, penalty))
+    factors = np.maximum(products, 0.0) / np.maximum(squares, np.finfo(np.float64).tiny)
+    rest = copy(record)
+    rest.share("rows", (rows - penalty * np.repeat(factors, record.layout.sketch_sizes)).astype(np.float32))
+    return rest
 
 
 def drift_note(record: NoiseRecord) -> str | None:

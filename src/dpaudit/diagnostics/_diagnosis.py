@@ -105,6 +105,7 @@ class Diagnostics:
         known: Any = None,
         examples: Any = None,
         released: Any = None,
+        weights: Any = None,
         precision: Any = None,
         largest: tuple[float, float] | None = None,
         batch_size: float | None = None,
@@ -123,10 +124,12 @@ class Diagnostics:
         and in the same units, given in all steps or in none; ``examples`` is the same without canaries, which
         may be much longer. ``released`` is the release at the same coordinates, exactly as it was returned,
         in any units: its numbers show its precision. If it is not available, ``precision`` is the relative
-        precision of these numbers, one or one per coordinate; the default is single precision. ``largest`` is
-        the largest absolute noise over all coordinates of the model, in the units of the noise, and their
-        number. The others describe the step: the size of its batch, the norm of its sum, its longest
-        gradient, and the number of canaries in it.
+        precision of these numbers, one or one per coordinate; the default is single precision. ``weights``
+        are those of the model before the step at the same coordinates, given in all steps or in none, so that
+        weight decay after the noise is not mistaken for a leak. ``largest`` is the largest absolute noise
+        over all coordinates of the model, in the units of the noise, and their number. The others describe
+        the step: the size of its batch, the norm of its sum, its longest gradient, and the number of canaries
+        in it.
         """
         self._noise.observe(
             residual,
@@ -135,6 +138,7 @@ class Diagnostics:
             known=known,
             examples=examples,
             released=released,
+            weights=weights,
             precision=precision,
             largest=largest,
             covariates={
@@ -154,6 +158,7 @@ class Diagnostics:
         known: Any = None,
         examples: Any = None,
         released: Any = None,
+        weights: Any = None,
         precision: Any = None,
         largest: Sequence[tuple[float, float]],
         described: Sequence[Mapping[str, float | None]],
@@ -163,7 +168,7 @@ class Diagnostics:
         ``described`` are the numbers that describe a step, such as ``batch_size``. The result is the same as
         that of one call of :meth:`observe_noise` per step, in a fraction of the time.
         """
-        parts = {"known": known, "examples": examples, "released": released}
+        parts = {"known": known, "examples": examples, "released": released, "weights": weights}
         self._noise.observe_steps(
             residuals,
             leaves,

@@ -54,6 +54,8 @@ class NoiseRecord:
         """The known sums of the same steps and coordinates, if all were given."""
         self.examples = HeadTailBuffer()
         """The same without canaries."""
+        self.weight_rows = HeadTailBuffer()
+        """The weights before the same steps at the same coordinates, if all were given."""
         self.formats = FormatCheck()
         self.precision: FloatArray | None = None
         """The relative precision of the release at each coordinate of a sketch, where it was given."""
@@ -131,6 +133,11 @@ class NoiseRecord:
         return self.once("examples", lambda: self._complete(self.examples))
 
     @property
+    def weights(self) -> npt.NDArray[np.float32] | None:
+        """The weights of the model before the steps of the sketches; None if unknown."""
+        return self._complete(self.weight_rows)
+
+    @property
     def resolution(self) -> float:
         """The largest rounding error of a number."""
         return max(self._resolution, GRID_ERROR * self.grid)
@@ -164,6 +171,7 @@ class NoiseRecord:
         known: Any = None,
         examples: Any = None,
         released: Any = None,
+        weights: Any = None,
         precision: Any = None,
         largest: tuple[float, float] | None = None,
         covariates: Mapping[str, float | None] | None = None,
@@ -172,7 +180,7 @@ class NoiseRecord:
 
         The other arguments are as in ``Diagnostics.observe_noise``.
         """
-        parts = {"known": known, "examples": examples, "released": released}
+        parts = {"known": known, "examples": examples, "released": released, "weights": weights}
         self.observe_steps(
             np.asarray(residual)[None],
             leaves,
@@ -194,7 +202,7 @@ class NoiseRecord:
         largest: Sequence[tuple[float, float]] | None = None,
         covariates: Sequence[Mapping[str, float | None]],
     ) -> None:
-        """Add the noise of consecutive steps, steps x coordinates; ``parts`` are known sums and releases.
+        """Add the noise of consecutive steps, steps x coordinates; ``parts`` are known sums, releases, weights.
 
         The result is the same as for one step at a time, in a fraction of the time.
         """
@@ -232,6 +240,7 @@ class NoiseRecord:
             (self.sketches, sketch),
             (self.sums, kept.get("known", ())),
             (self.examples, kept.get("examples", ())),
+            (self.weight_rows, kept.get("weights", ())),
         ):
             for row in np.asarray(rows, dtype=np.float32):
                 buffer.add(row)
@@ -343,6 +352,7 @@ class NoiseRecord:
             "sketches": self.sketches.state_dict(),
             "sums": self.sums.state_dict(),
             "examples": self.examples.state_dict(),
+            "weights": self.weight_rows.state_dict(),
             "formats": self.formats.state_dict(),
         }
 
@@ -363,6 +373,8 @@ class NoiseRecord:
             self.formats.load_state_dict(state["formats"])
             if "examples" in state:
                 self.examples.load_state_dict(state["examples"])
+            if "weights" in state:
+                self.weight_rows.load_state_dict(state["weights"])
             for name in _LATER:
                 setattr(self, name, deepcopy(state[name]))
         else:  # of version 0.1, where nothing else was kept

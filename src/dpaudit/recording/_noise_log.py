@@ -32,6 +32,7 @@ class NoiseLog:
         self._rows = HeadTailBuffer()
         self._sums = HeadTailBuffer()
         self._examples = HeadTailBuffer()
+        self._weights = HeadTailBuffer()
         self._numbers = HeadTailBuffer()  # of each step: the largest noise, of how many, and the covariates
         self._leaves: tuple[int, ...] = ()
         self.names: Sequence[str] = ()
@@ -52,6 +53,7 @@ class NoiseLog:
         eps: float,
         divisor: float = 1.0,
         examples: Any = None,
+        weights: Any = None,
         largest: tuple[float, float] | None = None,
         **covariates: float | None,
     ) -> None:
@@ -59,9 +61,9 @@ class NoiseLog:
 
         ``released`` is the noisy sum divided by ``divisor``, exactly as it was released. ``norm`` is the
         clipping norm to which the noise is calibrated, ``eps`` the relative precision of both arrays.
-        ``examples`` is the sum before noise without canaries, given in all steps or in none. ``largest`` is
-        the largest absolute noise of the sum over all coordinates, and their number;
-        ``covariates`` describe the step (``batch_size``, ``sum_norm``, ``longest``, ``num_canaries``).
+        ``examples`` is the sum before noise without canaries and ``weights`` those of the model before the
+        step, both given in all steps or in none. ``largest`` is the largest absolute noise of the sum over
+        all coordinates, and their number; ``covariates`` describe the step (``batch_size``, ``sum_norm``, ``longest``, ``num_canaries``).
         """
         raw, sums = np.asarray(released, dtype=np.float64), np.asarray(known, dtype=np.float64)
         noise = (divisor * raw - sums) / norm
@@ -82,6 +84,8 @@ class NoiseLog:
         self._sums.add((sums / norm).astype(np.float32))
         if examples is not None:
             self._examples.add((np.asarray(examples, dtype=np.float64) / norm).astype(np.float32))
+        if weights is not None:
+            self._weights.add(np.asarray(weights, dtype=np.float32))
 
     def diagnose(
         self, *, noise_multiplier: float, confidence: float, has_signal: Callable[[], bool] | None = None
@@ -98,9 +102,8 @@ class NoiseLog:
         if grid > 0:  # its rounding hides a lattice of the noise, like that of a low precision
             precision = np.maximum(precision, FLOAT16)
         rounding = max(self._rounding, coarse, GRID_ERROR * grid) / noise_multiplier
-        is_complete = self._examples.num_seen == self._rows.num_seen
         rows, sums, numbers = self._rows.rows, self._sums.rows, self._numbers.rows
-        examples = self._examples.rows if is_complete else None
+        examples, weights = self._complete(self._examples), self._complete(self._weights)
         for start in range(0, len(rows), _AT_ONCE):
             steps = slice(start, start + _AT_ONCE)
             largest = numbers[steps, :2] / [noise_multiplier, 1.0]
@@ -110,11 +113,16 @@ class NoiseLog:
                 rounding=rounding,
                 known=sums[steps] / noise_multiplier,
                 examples=None if examples is None else examples[steps] / noise_multiplier,
+                weights=None if weights is None else weights[steps],
                 precision=precision,
                 largest=[(float(most), float(count)) for most, count in largest],
                 described=[dict(zip(COVARIATES, step, strict=True)) for step in numbers[steps, 2:].tolist()],
             )
         return tests.diagnose(confidence)
+
+    def _complete(self, buffer: HeadTailBuffer) -> Any:
+        """Return the kept rows if they were given in all steps."""
+        return buffer.rows if buffer.num_seen == self._rows.num_seen else None
 
     def _named_leaves(self) -> Leaves:
         is_named = len(self.names) == len(set(self.names)) == len(self._leaves)

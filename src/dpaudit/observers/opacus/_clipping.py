@@ -22,7 +22,7 @@ from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 from torch import Tensor, nn
 
 from dpaudit._torch import GradientRows, SharedRows
-from dpaudit._types import IntArray
+from dpaudit._types import FloatArray, IntArray
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored, replaced
 
@@ -270,6 +270,24 @@ class TrainedParameters:
             "layers frozen or unfrozen? Observe each phase of the training run in a with block of its own, "
             "which starts after the change."
         )
+
+
+class SampledWeights:
+    """The weights at a few coordinates of the concatenation of all parameters."""
+
+    def __init__(self, parameters: Sequence[Any], indices: IntArray) -> None:
+        ends = np.cumsum([parameter.numel() for parameter in parameters])
+        owners = np.searchsorted(ends, indices, side="right")
+        self._parts = [
+            (parameter, torch.as_tensor(indices[owners == index] - start, device=parameter.device))
+            for index, (parameter, start) in enumerate(zip(parameters, [0, *ends], strict=False))
+        ]
+
+    def read(self) -> FloatArray:
+        """Return the weights as they are now."""
+        parts = [parameter.detach().reshape(-1)[inside] for parameter, inside in self._parts if len(inside)]
+        first = parts[0].device
+        return np.asarray(torch.cat([part.to(first) for part in parts]).double().cpu())
 
 
 def flat(parts: Sequence[Tensor]) -> Tensor:

@@ -29,7 +29,7 @@ from dpaudit._torch import largest_absolute
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
-from dpaudit.observers.opacus._clipping import TrainedParameters, flat, split_like, summed
+from dpaudit.observers.opacus._clipping import SampledWeights, TrainedParameters, flat, split_like, summed
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 from dpaudit.observers.opacus._lints import LintCheck
 from dpaudit.observers.opacus._prepared import attached_accounting
@@ -83,6 +83,7 @@ class OpacusObserver:
         self._sums, self._trained = sums, TrainedParameters(optimizer)
         self._coordinates = CoordinateSample.of([parameter.numel() for parameter in optimizer.params])
         self._indices = torch.as_tensor(self._coordinates.indices, device=optimizer.params[0].device)
+        self._weights = SampledWeights(optimizer.params, self._coordinates.indices)
         self._step: _Step | None = None
         self._post_processing = PostProcessing()
 
@@ -170,6 +171,7 @@ class OpacusObserver:
             known,
             self._coordinates.leaves,
             examples=known - inserted,
+            weights=self._weights.read(),
             norm=step.noise_norm,
             eps=torch.finfo(both.dtype).eps,
             divisor=divisor,
@@ -223,9 +225,7 @@ class PostProcessing:
     def __init__(self) -> None:
         self._noised: Tensor | None = None
         self._limits: dict[str, float] = {}
-        self._unchanged: dict[
-            str, float
-        ] = {}  # the largest norm and value of releases that stayed as they were
+        self._unchanged: dict[str, float] = {}  # the largest norm and value of unchanged releases
         self._was_changed = False
         self._is_recognized = True
 
