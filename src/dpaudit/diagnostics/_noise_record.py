@@ -202,7 +202,7 @@ class NoiseRecord:
         largest: Sequence[tuple[float, float]] | None = None,
         covariates: Sequence[Mapping[str, float | None]],
     ) -> None:
-        """Add the noise of consecutive steps, steps x coordinates; ``parts`` are known sums, releases, weights.
+        """Add the noise of consecutive steps, steps x coordinates; ``parts`` has sums, releases and weights.
 
         The result is the same as for one step at a time, in a fraction of the time.
         """
