@@ -63,7 +63,8 @@ class NoiseLog:
         clipping norm to which the noise is calibrated, ``eps`` the relative precision of both arrays.
         ``examples`` is the sum before noise without canaries and ``weights`` those of the model before the
         step, both given in all steps or in none. ``largest`` is the largest absolute noise of the sum over
-        all coordinates, and their number; ``covariates`` describe the step (``batch_size``, ``sum_norm``, ``longest``, ``num_canaries``).
+        all coordinates, and their number; ``covariates`` describe the step (``batch_size``, ``sum_norm``,
+        ``longest``, ``num_canaries``).
         """
         raw, sums = np.asarray(released, dtype=np.float64), np.asarray(known, dtype=np.float64)
         noise = (divisor * raw - sums) / norm
