@@ -54,6 +54,21 @@ def test_a_sealed_run_is_status_0_with_its_seal(folder: Path, run: Any) -> None:
     assert result.stdout == f"{folder / 'finished'}: sealed, UNDERPOWERED, seal {seal}\n"
 
 
+@pytest.mark.parametrize("command", ["verify", "report"])
+@pytest.mark.parametrize("error", [KeyError("mu"), TypeError("wrong"), ValueError("wrong")])
+def test_a_mistake_of_dpaudit_is_not_taken_for_damage(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch, command: str, error: Exception
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("dpaudit.experiments._derivation.analyze", fail)
+    result = run(command, folder / "finished")
+    assert result.exit_code == 4
+    assert f"dpaudit failed with {type(error).__name__}" in result.stderr
+    assert "damaged" not in result.stderr
+
+
 def test_an_unfinished_run_is_said_to_be_one(folder: Path, run: Any) -> None:
     result = run("verify", folder / "unfinished")
     assert result.exit_code == 2

@@ -19,7 +19,7 @@ import dpaudit
 from dpaudit._io import read_json
 from dpaudit._provenance import digest, seed_digest
 from dpaudit.diagnostics import Check, Diagnosis, Finding
-from dpaudit.errors import InputError, quoted
+from dpaudit.errors import DpauditError, IncompleteError, InputError, quoted, said
 from dpaudit.experiments._run_analysis import RETRIED, RunAnalysis, StoredScores, analyze
 from dpaudit.experiments._seal import require_checksum
 from dpaudit.methods import REVERSED
@@ -116,7 +116,7 @@ def _differences(values: Mapping[str, Any], scores: StoredScores) -> Iterator[Di
     """Yield what differs from the analysis that the config implies."""
     if not isinstance(values.get("provenance"), Mapping):
         yield Difference("provenance", values.get("provenance"), {"packages": "..."})
-    found = analyze(scores)
+    found = _analyzed(scores)
     derived = {
         "claim": found.claim,
         "bound": _bound_values(values, found.bound),
@@ -134,6 +134,16 @@ def _differences(values: Mapping[str, Any], scores: StoredScores) -> Iterator[Di
     yield from unequal("", values, _verdict_values(values, found))
     if found.is_reversed and REVERSED not in values["notes"]:
         yield Difference("notes", values["notes"], [REVERSED])
+
+
+def _analyzed(scores: StoredScores) -> RunAnalysis:
+    """Analyze scores that were read and counted: what fails now is dpaudit, and nothing is damaged."""
+    try:
+        return analyze(scores)
+    except (DpauditError, MemoryError):
+        raise
+    except Exception as error:
+        raise IncompleteError(f"dpaudit failed with {type(error).__name__}: {said(error)}") from error
 
 
 def _bound_values(values: Mapping[str, Any], bound: Bound) -> dict[str, Any]:
