@@ -398,8 +398,12 @@ class StepEnergies:
     @classmethod
     def of(cls, scores: FloatArray, present: BoolArray, kinds: IntArray) -> StepEnergies:
         """Compute the energy of each step (steps x canaries)."""
-        counts = (~present).sum(axis=1).astype(np.float64)
-        squares = np.where(present, 0.0, scores * scores).sum(axis=1)
+        counts = present.shape[1] - np.count_nonzero(present, axis=1).astype(np.float64)
+        squares = np.empty(len(scores))
+        for start in range(0, len(scores), _AT_ONCE):  # new memory takes more time than arithmetic
+            steps = slice(start, start + _AT_ONCE)
+            alone = np.where(present[steps], 0.0, scores[steps])
+            squares[steps] = np.einsum("ij,ij->i", alone, alone)
         return cls(squares / np.maximum(counts, 1.0), counts, kinds)
 
     def checks(self) -> Iterator[Check]:

@@ -237,10 +237,11 @@ def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None
     squares, probabilities = zip(*(_squared_difference(int(total), trials) for total in sums), strict=True)
     means = np.array([row @ weight for row, weight in zip(squares, probabilities, strict=True)])
     seconds = np.array([row**2 @ weight for row, weight in zip(squares, probabilities, strict=True)])
+    starts = np.cumsum([0, *map(len, squares)])[:-1]
+    values, logs = np.concatenate(squares), np.log(np.concatenate(probabilities))
 
     def log_mgf(slopes: FloatArray) -> FloatArray:
-        parts = [_log_mgf(slopes, row, weight) for row, weight in zip(squares, probabilities, strict=True)]
-        return np.asarray(np.asarray(parts).T @ multiplicities.astype(np.float64))
+        return np.asarray(_log_mgf(slopes, values, logs, starts) @ multiplicities.astype(np.float64))
 
     expected = float(multiplicities @ means)
     ratio = math.sqrt(observed / expected) if expected > 0 else 1.0
@@ -259,11 +260,19 @@ def _squared_difference(total: int, trials: int) -> tuple[FloatArray, FloatArray
     return squares, probabilities
 
 
-def _log_mgf(slopes: FloatArray, values: FloatArray, probabilities: FloatArray) -> FloatArray:
-    """Return the logarithm of the mean of exp(slope x value)."""
-    logs = slopes[:, None] * values + np.log(probabilities)
-    top = logs.max(axis=1)
-    return np.asarray(top + np.log(np.exp(logs - top[:, None]).sum(axis=1)))
+def _log_mgf(slopes: FloatArray, values: FloatArray, logs: FloatArray, starts: IntArray) -> FloatArray:
+    """Return the logarithm of the mean of exp(slope x value), slopes x variables.
+
+    The values of each variable, with the logarithms of their probabilities, begin at one of ``starts``.
+    """
+    counts, found = np.diff([*starts, values.size]), np.empty((slopes.size, starts.size))
+    for slope, row in zip(slopes, found, strict=True):  # one at a time fits into a cache
+        powers = slope * values
+        powers += logs
+        tops = np.maximum.reduceat(powers, starts)
+        powers -= np.repeat(tops, counts)
+        row[:] = tops + np.log(np.add.reduceat(np.exp(powers, out=powers), starts))
+    return found
 
 
 def sample_rate(record: ParticipationRecord, claimed: float) -> Check:

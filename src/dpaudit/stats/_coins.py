@@ -31,6 +31,7 @@ _CAUTIOUS_BITS, _FEW_STEPS = 13.0, 5
 _CONSTANT_BITS = 10.0
 _CONSTANT_SHARES = 1 / 2, 1 / 8, 1 / 32  # of the canaries that may be constant
 _HASH = 0x9E3779B97F4A7C15  # an odd number; its multiples, mixed, are the weights of a hash
+_AT_ONCE = 64  # steps that are hashed together
 
 
 class _Predictor(NamedTuple):
@@ -79,7 +80,9 @@ each step, got the same canaries in every one of 20 steps...
         self._changes += np.count_nonzero(changed, axis=0)
         self._repeats += int(np.count_nonzero(~changed.any(axis=1)))
         weights = _hash_weights(self.num_steps, len(present))
-        self._hashes += weights @ (present ^ self._first).astype(np.uint64)
+        for start in range(0, len(present), _AT_ONCE):  # new memory takes more time than arithmetic
+            steps = slice(start, start + _AT_ONCE)
+            self._hashes += weights[steps] @ (present[steps] ^ self._first).astype(np.uint64)
         self._add_counts(np.count_nonzero(present, axis=1))
         self._look_up(present)
         self.num_steps += len(present)

@@ -212,7 +212,7 @@ def _check_steps(observations: Observations) -> None:
     if (observations.with_steps is None) != (observations.without_steps is None):
         raise InputError("Expected steps for both sides or for neither.")
     for name, steps, scores in pairs:
-        if steps is not None and (steps.shape != scores.shape or (np.diff(steps) < 0).any()):
+        if steps is not None and (steps.shape != scores.shape or (steps[1:] < steps[:-1]).any()):
             raise InputError(f"Expected {name} to hold one step per score, in ascending order.")
 
 

@@ -30,6 +30,7 @@ from dpaudit.training.gradients import Rows, per_example, refuse_batch_norm, tra
 # purposes of random streams, besides those of Draws
 SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
 _ROOM_FOR_SQUARES = 16.0  # between the square root of the largest number and the longest canary
+_PLANNED = 64  # steps, as many as those whose coins are drawn together
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no usable direction
 
 
@@ -54,6 +55,10 @@ class CanaryInserter(ABC):
     @abstractmethod
     def rows(self, index: int, present: Sequence[int] | np.ndarray) -> Sequence[Rows]:
         """Return the unclipped gradients of the canaries with these numbers."""
+
+    def rows_by_coins(self, index: int) -> Sequence[Rows]:
+        """Return the unclipped gradients of the canaries that are present in a step."""
+        return self.rows(index, np.flatnonzero(self.draws.coins(index)))
 
     @abstractmethod
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
@@ -83,6 +88,7 @@ class GradientInserter(CanaryInserter):
         largest = math.sqrt(torch.finfo(self._like.dtype).max) / _ROOM_FOR_SQUARES / self._norm
         self._layout = ParameterLayout(tuple(parameters), shapes, largest)
         self._drawn: dict[int, tuple[Directions, CanaryVectors, Tensor]] = {}
+        self._planned: dict[int, list[CanaryRows]] = {}
         self._draw(0)
 
     @property
@@ -114,6 +120,17 @@ class GradientInserter(CanaryInserter):
             return []
         _, vectors, lengths = self._draw(index)
         return [CanaryRows(vectors, numbers, lengths.index_select(0, numbers))]
+
+    def rows_by_coins(self, index: int) -> Sequence[Rows]:
+        if self._canary.moving:
+            return super().rows_by_coins(index)
+        if index not in self._planned:  # many steps at once: after a step of training, caches are empty
+            first = index - index % _PLANNED
+            self._planned = {
+                one: self.rows(one, np.flatnonzero(self.draws.coins(one)))
+                for one in range(first, first + _PLANNED)
+            }
+        return self._planned[index]
 
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
         known = step.clipped_sum if residual else None

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dpaudit import _validate
-from dpaudit._torch import largest_absolute
 from dpaudit._types import FloatArray
 from dpaudit.diagnostics import Diagnosis, Diagnostics
 from dpaudit.diagnostics._coordinate_layout import Leaves
@@ -22,9 +21,9 @@ from dpaudit.training._training import Hook, Step, Training
 from dpaudit.training.gradients import trainable
 
 _PENDING = 64  # steps that are recorded together, which takes less time than one at a time
-# the number of the step, its noise and release at the kept coordinates, its batch, and two numbers: the
-# largest noise of all coordinates and the norm of the sum
-_PendingStep = tuple[int, FloatArray, FloatArray, FloatArray, Tensor]
+# the number of the step, its noise and release at the kept coordinates, its batch, and three numbers: the
+# smallest and the largest noise of all coordinates, and the squared norm of the sum
+_PendingStep = tuple[int, FloatArray, FloatArray, FloatArray, tuple[Tensor, Tensor, Tensor]]
 
 
 class Diagnose(Hook):
@@ -48,7 +47,8 @@ class Diagnose(Hook):
         std, pending, self._pending = (self._claimed or (1.0, 1.0))[0], self._pending, []
         if pending:
             steps, noises, releases, batches, numbers = zip(*pending, strict=True)
-            largest, norms = torch.stack(numbers).T.tolist()  # one transfer from the device
+            lows, highs, squares = (torch.stack(one) for one in zip(*numbers, strict=True))
+            largest, norms = torch.stack([torch.maximum(-lows, highs), squares.sqrt()]).tolist()
             self._add_sums(steps, [len(batch) for batch in batches], largest, norms)
             noise, released = np.stack(noises), np.stack(releases)
             self._record.observe_noise_of_steps(
@@ -103,11 +103,11 @@ class Diagnose(Hook):
         self._indices: Tensor | None = torch.as_tensor(sample.indices, device=training.device)
 
     def observe(self, step: Step) -> None:
-        # a dot product is faster than the norm
-        numbers = largest_absolute(step.noise), torch.dot(step.clipped_sum, step.clipped_sum).sqrt()
+        # a dot product is faster than the norm; the rest is computed later, with full caches
+        numbers = *step.noise.aminmax(), torch.dot(step.clipped_sum, step.clipped_sum)
         kept = self._kept(step.noise), self._kept(step.noisy_sum)
         indices = step.indices.cpu().numpy().copy()
-        self._pending.append((step.index, *kept, indices, torch.stack(numbers)))
+        self._pending.append((step.index, *kept, indices, numbers))
         if self._is_first or self._indices is None or len(self._pending) == _PENDING:
             _, self._is_first = self.record, False
 

@@ -201,7 +201,7 @@ class OneRun(CanaryAudit[Recorder]):
     def joining(self, index: int, entries: Sequence[int]) -> Iterable[Rows]:  # noqa: ARG002
         if not self._is_audited(index):
             return ()
-        return self._inserter.rows(index, np.flatnonzero(self._inserter.draws.coins(index)))
+        return self._inserter.rows_by_coins(index)
 
     def observe(self, step: Step) -> None:
         if not self._is_audited(step.index):
