@@ -10,6 +10,7 @@ from scipy import stats
 
 import dpaudit
 from dpaudit.stats.inference import BoundQuery
+from dpaudit.stats.inference._joint_exact import ClaimedCurve
 
 FAMILIES = [dpaudit.Gaussian(), dpaudit.ApproximateDP(1e-3), dpaudit.Laplace()]
 TOLERANCE = 2e-4  # of the search, relative
@@ -121,3 +122,14 @@ def test_larger_audits_are_monotone_and_symmetric_too(family, errors, more):
     assert _bound(_counts(fn, present, fp, absent), family) == bound
     worse = [_counts(fp + more, absent, fn, present), _counts(fp, absent, fn + more, present)]
     assert max(_bound(counts, family) for counts in worse) <= bound * (1 + TOLERANCE) + 1e-6
+
+
+def test_refuting_counts_of_many_scores_are_interpolated_to_a_fraction_of_their_deviation(monkeypatch):
+    size, query = 20_000, BoundQuery(dpaudit.Gaussian(), 1e-5, 0.05)
+    counts, rates = np.arange(5_000, 11_000), (0.25, 0.55)
+    found = ClaimedCurve(0.5, (size, size), query).most_refuting(counts, rates)
+    monkeypatch.setattr("dpaudit.stats.inference._joint_exact._KNOTS", counts.size)
+    monkeypatch.setattr("dpaudit.stats.inference._joint_exact._SMOOTH", 10**9)
+    every = ClaimedCurve(0.5, (size, size), query).most_refuting(counts, rates)
+    assert np.abs(found - every).max() < 0.1 * np.sqrt(size) / 2
+    assert not np.array_equal(found, every)  # otherwise, nothing was interpolated

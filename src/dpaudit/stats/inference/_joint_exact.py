@@ -27,7 +27,8 @@ _HALVINGS = 6  # how often the distance between two angles may be halved
 _GRID = 15  # angles in the initial search for the least favorable rates
 _PER_COUNT = 4  # angles per count, where counts of the larger group cannot smooth those of the smaller one
 _CURVE_SPACING = 0.125  # between angles of the claimed curve: a quarter of a standard error
-_SMOOTH = 1_000_000  # trials, from which on the order hardly changes between neighboring points
+_SMOOTH = 20_000  # trials, from which on the order hardly changes between neighboring points
+_KNOTS = 1024  # numbers of false positives, between which the refuting numbers of misses are interpolated
 _FEW = 40  # errors whose upper limits are points of the claimed curve
 _CELLS = 128  # cells of the fpr at a score of a fixed rank
 _ALLOWANCE = 1e-3  # fraction of the limit reserved for what the search may miss
@@ -249,7 +250,7 @@ class ClaimedCurve:
     """Points of the claimed curve, each with the lowest order of outcomes that are improbable there.
 
     An outcome refutes the claim if it ranks at least that high at every point whose rates are below the
-    outcome's upper limits. Points are a quarter of a standard error apart (more for over a million trials,
+    outcome's upper limits. Points are a quarter of a standard error apart (more for over 20,000 trials,
     where the order is smooth); points at the upper limits of few
     errors are added, because the range of an outcome ends there.
     """
@@ -265,8 +266,12 @@ class ClaimedCurve:
     def most_refuting(self, fp: IntArray, fpr: tuple[float, float]) -> FloatArray:
         """Return the largest number of false negatives with which the claim is refuted, -1 if none.
 
-        It is accurate for counts that are plausible for rates in ``fpr``.
+        It is accurate for counts that are plausible for rates in ``fpr``. Of many counts, some are
+        interpolated: the power needs them to a fraction of their standard deviation.
         """
+        if fp.size > 4 * _KNOTS:
+            knots = fp[np.linspace(0, fp.size - 1, _KNOTS).astype(np.int64)]
+            return np.floor(np.interp(fp, knots, self.most_refuting(knots, fpr)))
         upper = upper_rate_chords(fp, self._trials[0], self._error)
         numbers = self._numbers(fpr)
         excluded = most_below(self._grid[1, numbers], self._trials[1], self._error)
