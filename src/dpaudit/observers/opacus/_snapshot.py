@@ -198,10 +198,14 @@ def variables(step: Callable[..., Any]) -> dict[str, Any]:
     for owner in owners:
         if hasattr(owner, "__dict__") and not _is_code(owner):
             found = dict(vars(owner)) | found
-    level = found
+    level, opened = found, set[int]()
     for _ in range(_MOST_NESTED):
-        objects = [(name, value) for name, value in level.items() if _is_plain_object(value)]
-        level = {f"{name}.{key}": part for name, value in objects for key, part in vars(value).items()}
+        new = {name: value for name, value in level.items() if id(value) not in opened}
+        objects = {id(value): (name, value) for name, value in new.items() if _is_plain_object(value)}
+        opened |= set(objects)  # objects may refer to each other
+        level = {
+            f"{name}.{key}": part for name, value in objects.values() for key, part in vars(value).items()
+        }
         found = level | found
     return {name: value for name, value in found.items() if not _is_code(value)}
 
