@@ -35,7 +35,6 @@ SHARED_NAMES = {
     "_run.py",
 }
 SHORT_MODULES = {
-    "dpaudit.canaries._randomness": "every random stream of an audit, which no other chapter may draw from",
     "dpaudit.cli._app": "gathers the commands, and nothing else",
     "dpaudit.cli._report_command": "one module a command",
     "dpaudit.cli._verify_command": "one module a command",

@@ -57,13 +57,33 @@ def test_correct_training_has_neither_finding_nor_note():
     assert (diagnosis.findings, diagnosis.notes) == ((), ())
 
 
-def test_the_same_noise_in_every_step_is_not_explained_by_weights():
+def followed(noise, *, decay=0.0, size=0.01):
+    """The diagnosis of descent by sums that are short, and of this noise."""
     rng, record = np.random.default_rng(0), Diagnostics()
-    noise = rng.standard_normal(SIZE)
-    for _ in range(60):
-        total = rng.standard_normal(SIZE) - noise
-        record.observe_noise(noise, known=total, released=total + noise, weights=np.sign(noise))
-    assert "repeated-noise" in names(record.diagnose())
+    weights = rng.standard_normal(noise.shape[1])
+    for own in noise:
+        total, found = size * rng.standard_normal(weights.size), own + decay * weights
+        record.observe_noise(found, known=total, released=total + found, weights=weights)
+        weights = weights - 1e-3 * (total + found)
+    return names(record.diagnose(1 - LEVEL))
+
+
+def test_the_same_noise_in_every_step_is_not_explained_by_weights():
+    noise = np.random.default_rng(0).standard_normal(SIZE)
+    assert "repeated-noise" in followed(np.tile(noise, (60, 1)))
+
+
+@pytest.mark.parametrize("steps", [20, 100, 200])
+def test_noise_on_sums_of_steps_is_not_taken_for_weight_decay(steps):
+    noise = np.random.default_rng(4).standard_normal((steps, 100))
+    noise[1:] -= noise[:-1].copy()
+    assert {"step-correlation", "balanced-noise"} & followed(noise)
+
+
+@pytest.mark.parametrize(("decay", "steps"), [(0.5, 300), (1.0, 1_300)])
+def test_strong_decay_of_long_runs_is_not_accused(decay, steps):
+    noise = np.random.default_rng(5).standard_normal((steps, 300))
+    assert followed(noise, decay=decay, size=0.5) <= {"noise-shape", "noise-tails"}
 
 
 def drifting(noise, *, decay=0.0, part=0.0):

@@ -124,7 +124,7 @@ def test_a_factor_that_depends_on_the_batch_is_still_found(private, change):
 
 
 def decayed(value):
-    return 0.5 * value.detach()
+    return 0.2 * value.detach()
 
 
 def unclipped(value):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import dpaudit
+from dpaudit.stats._binomial import Region
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.inference._joint_exact import ClaimedCurve
 
@@ -124,12 +125,19 @@ def test_larger_audits_are_monotone_and_symmetric_too(family, errors, more):
     assert max(_bound(counts, family) for counts in worse) <= bound * (1 + TOLERANCE) + 1e-6
 
 
-def test_refuting_counts_of_many_scores_are_interpolated_to_a_fraction_of_their_deviation(monkeypatch):
-    size, query = 20_000, BoundQuery(dpaudit.Gaussian(), 1e-5, 0.05)
-    counts, rates = np.arange(5_000, 11_000), (0.25, 0.55)
-    found = ClaimedCurve(0.5, (size, size), query).most_refuting(counts, rates)
-    monkeypatch.setattr("dpaudit.stats.inference._joint_exact._KNOTS", counts.size)
-    monkeypatch.setattr("dpaudit.stats.inference._joint_exact._SMOOTH", 10**9)
-    every = ClaimedCurve(0.5, (size, size), query).most_refuting(counts, rates)
-    assert np.abs(found - every).max() < 0.1 * np.sqrt(size) / 2
-    assert not np.array_equal(found, every)  # otherwise, nothing was interpolated
+@pytest.mark.parametrize("curve", [dpaudit.Gaussian(), dpaudit.ApproximateDP(1e-3)])
+def test_refuting_counts_of_many_scores_are_interpolated_for_power(curve, monkeypatch):
+    size, claimed, actual, rates = 100_000, 1.0, 1.05, np.array([1e-4, 1e-3, 0.05, 0.15])
+    counts, query = np.arange(21_000), BoundQuery(curve, 1e-5, 0.05)
+    regions = []
+    for few in (512, counts.size):  # in the second turn, nothing is interpolated
+        monkeypatch.setattr("dpaudit.stats.inference._joint_exact._ALL_KNOTS", few)
+        curve_points = ClaimedCurve(claimed, (size, size), query)
+        regions.append(Region(counts, curve_points.most_refuting(counts, (0.0, 0.2)), (size, size)))
+    misses = curve.fnr(actual, rates)
+    power = np.array(
+        [[one.probability(*pair) for pair in zip(rates, misses, strict=True)] for one in regions]
+    )
+    assert np.abs(power[0] - power[1]).max() < 0.01
+    assert 0.001 < power[1].min() < 0.2 < power[1][2]
+    assert not np.array_equal(power[0], power[1])

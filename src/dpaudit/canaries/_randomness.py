@@ -20,7 +20,7 @@ _AUDIT = 0x617564  # separates the random streams of audit and training, even if
 _COINS, _DIRECTIONS = 0, 1  # purposes of random streams
 _WHOLE_RUN = 2**32 - 1  # larger than any step number
 _FEWEST = 32  # entries of a data set; one side is then empty once in two billion runs
-_AT_ONCE = 64  # steps whose coins are drawn together: creating an RNG takes longer than drawing for a step
+STEPS_AT_ONCE = 64  # whose coins are drawn together: creating an RNG takes longer than drawing for a step
 
 
 def fresh_seed(seed: int | None) -> int:
@@ -45,10 +45,10 @@ class _StepRandomness:
         return self._coins(index)
 
     def _coins(self, index: int) -> BoolArray:
-        block, offset = divmod(index, _AT_ONCE)
+        block, offset = divmod(index, STEPS_AT_ONCE)
         if self._drawn.get(block) is None:
             self._drawn.clear()
-            shape = (_AT_ONCE, self.num_canaries)
+            shape = (STEPS_AT_ONCE, self.num_canaries)
             self._drawn[block] = self.rng(block).integers(0, 2, shape, dtype=np.bool_)
         coins: BoolArray = self._drawn[block][offset]
         return coins

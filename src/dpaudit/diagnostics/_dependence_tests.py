@@ -43,10 +43,12 @@ _DRIFT_BLOCK = 32  # steps
 _DRIFT_LEVEL = 1e-4
 _SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
 _SURE = 1e-4  # p-value below which a test that is explained is mentioned
-_SAME = 0.95  # correlation above which noise is repeated: no weight decay does that
+_SLOW = 0.2  # largest change of a penalty from one step to the next, in noise
+_MIN_LEAF = 16  # coordinates of a leaf that may have a decay of its own
 _NOTE = (
     "The release contains a multiple of the weights besides the sum and the noise, as with weight decay that "
-    "is added after the noise: it is not a leak, because weights follow from earlier releases."
+    "is added after the noise: if it is nothing else, it is not a leak, because weights follow from earlier "
+    "releases."
 )
 
 
@@ -275,7 +277,7 @@ def explained(
     checks: Sequence[Check],
     tests: Mapping[str, Callable[[NoiseRecord], Check | None]],
 ) -> tuple[list[Check], list[str]]:
-    """Return the checks with the largest p-value with and without a penalty of the weights.
+    """Return the checks with the largest of their p-values with and without each penalty of the weights.
 
     Only ``tests`` are repeated, and only if they would have a finding. The largest p-value holds for correct
     noise whatever the others are. The second list has a note if a finding is explained.
@@ -284,37 +286,47 @@ def explained(
     weights = record.weights if suspects else None
     if weights is None:
         return list(checks), []
-    rests = [_without(penalty, record) for penalty in _penalties(weights.astype(np.float64))]
+    decays = weights.astype(np.float64), (weights - weights[0]).astype(np.float64)
+    rests = [*(_without(decay, record) for decay in decays), _without(np.sign(decays[0]), record, jumps=True)]
     found, is_explained = [], False
     for check in checks:
-        is_repeated = check.name == "repeated-noise" and abs(check.estimate) > _SAME
-        repeats = rests if check in suspects and not is_repeated else []
-        others = [again.p_value for rest in repeats if (again := tests[check.name](rest)) is not None]
-        p_value = max(check.p_value, *others) if others else check.p_value
+        repeats = [tests[check.name](rest) for rest in rests] if check in suspects else []
+        p_value = max([check.p_value, *(again.p_value for again in repeats if again is not None)])
         is_explained |= check.p_value <= _SURE < _SUSPICIOUS < p_value
         found.append(replace(check, p_value=p_value))
     return found, [_NOTE] if is_explained else []
 
 
-def _penalties(weights: FloatArray) -> tuple[FloatArray, ...]:
-    """Return the gradients of penalties: weight decay, the same towards the first weights, and L1."""
-    return weights, weights - weights[0], np.sign(weights)
-
-
-def _without(penalty: FloatArray, record: NoiseRecord) -> NoiseRecord:
+def _without(penalty: FloatArray, record: NoiseRecord, *, jumps: bool = False) -> NoiseRecord:
     """Return the record without the multiple of a penalty that is in the noise.
 
+    Penalties are weight decay, the same towards the first weights, and L1, the only one whose gradient jumps.
+
     The multiple is the same in all steps, but may differ between leaves, and is positive: weights are drawn
-    to where the penalty is small. A gradient is no such multiple, because examples draw weights elsewhere,
-    against the direction in which they already moved.
+    to where the penalty is small. A gradient is no such multiple: it draws weights to where examples have
+    small losses. Decay changes slowly. Noise that is subtracted in the next step is a multiple of the weights
+    as well, but changes as fast as the noise.
     """
-    rows = record.rows.astype(np.float64)
-    starts = np.cumsum([0, *record.layout.sketch_sizes])[:-1]
-    products, squares = (np.add.reduceat((one * penalty).sum(axis=0), starts) for one in (rows, penalty))
-    factors = np.maximum(products, 0.0) / np.maximum(squares, np.finfo(np.float64).tiny)
+    rows, sizes = record.all_rows.astype(np.float64), record.layout.sketch_sizes
+    changes = np.diff(penalty, axis=0)[np.diff(record.sketches.steps) == 1]
+    energies = ((penalty * rows), penalty**2, changes**2, rows**2)
+    product, squared, changed, own = (_by_leaf(one.sum(axis=0), sizes) for one in energies)
+    factors = np.maximum(product, 0.0) / np.maximum(squared, np.finfo(np.float64).tiny)
+    factors[(factors**2 * changed > _SLOW**2 * own) & (not jumps)] = 0.0
     rest = copy(record)
-    rest.share("rows", (rows - penalty * np.repeat(factors, record.layout.sketch_sizes)).astype(np.float32))
+    found = (rows - penalty * np.repeat(factors, sizes)).astype(np.float32)
+    ends = np.isin(record.sketches.steps, record.steps)
+    rest.share(all_rows=found, rows=found[ends])
     return rest
+
+
+def _by_leaf(values: FloatArray, sizes: Sequence[int]) -> FloatArray:
+    """Return the sum of each leaf; leaves of which few coordinates are kept share theirs."""
+    starts, counts = np.cumsum([0, *sizes])[:-1], np.asarray(sizes)
+    sums = np.array([values[start : start + size].sum() for start, size in zip(starts, sizes, strict=True)])
+    is_small = counts < _MIN_LEAF
+    sums[is_small] = sums[is_small].sum()
+    return sums
 
 
 def drift_note(record: NoiseRecord) -> str | None:

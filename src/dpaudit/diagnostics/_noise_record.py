@@ -103,14 +103,19 @@ class NoiseRecord:
         found: _Array = self._shared[name]
         return found
 
-    def share(self, name: str, value: Any) -> None:
-        """Use this value wherever ``once`` is called with the name, and forget all others."""
-        self._shared = {name: value}
+    def share(self, **values: Any) -> None:
+        """Use these values wherever ``once`` is called with their names, and forget all others."""
+        self._shared = values
 
     @property
     def rows(self) -> npt.NDArray[np.float32]:
         """The noise of the first and last steps at the coordinates of a sketch: steps x coordinates."""
         return self.once("rows", lambda: self.sketches.end_rows)
+
+    @property
+    def all_rows(self) -> npt.NDArray[np.float32]:
+        """The same for all steps that are kept."""
+        return self.once("all_rows", lambda: self.sketches.rows)
 
     @property
     def steps(self) -> IntArray:
@@ -134,8 +139,8 @@ class NoiseRecord:
 
     @property
     def weights(self) -> npt.NDArray[np.float32] | None:
-        """The weights of the model before the steps of the sketches; None if unknown."""
-        return self._complete(self.weight_rows)
+        """The weights of the model before the steps of :attr:`all_rows`; None if unknown."""
+        return self.weight_rows.rows if self.weight_rows.num_seen == self.num_steps > 0 else None
 
     @property
     def resolution(self) -> float:

@@ -30,6 +30,7 @@ from dpaudit.diagnostics._dependence_tests import (
     common_noise,
     low_rank_noise,
     segments,
+    shifted_noise,
 )
 from dpaudit.diagnostics._lattice_tests import LATTICE_TESTS
 from dpaudit.diagnostics._noise_record import NoiseRecord
@@ -205,7 +206,7 @@ def repeated_noise(record: NoiseRecord) -> Check | None:
     parts = [(record.rows, record.signs, record.steps)]
     all_steps = record.sketches.steps
     if len(all_steps) > len(record.rows):  # noise that is equal needs few coordinates
-        rows = record.sketches.rows[:, :_FEW_COORDINATES]
+        rows = record.all_rows[:, :_FEW_COORDINATES]
         parts.append((rows, sure_single_signs(rows, record.resolution), all_steps))
     return min((_repeated(*part, len(parts)) for part in parts), key=lambda found: found.p_value)
 
@@ -385,6 +386,7 @@ def _cause_of_mean(means: FloatArray) -> str:
 PUBLIC_TESTS: dict[str, Callable[[NoiseRecord], Check | None]] = {
     "noise-by-sum": noise_by_sum,
     "step-correlation": lagged_correlation,
+    "shifted-noise": shifted_noise,
     "low-rank-noise": low_rank_noise,
     "common-noise": common_noise,
     "repeated-noise": repeated_noise,

@@ -85,7 +85,7 @@ class NoiseLog:
         self._sums.add((sums / norm).astype(np.float32))
         if examples is not None:
             self._examples.add((np.asarray(examples, dtype=np.float64) / norm).astype(np.float32))
-        if weights is not None:
+        if weights is not None and np.abs(weights).max(initial=0.0) < np.finfo(np.float32).max:
             self._weights.add(np.asarray(weights, dtype=np.float32))
 
     def diagnose(

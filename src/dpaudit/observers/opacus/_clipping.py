@@ -34,6 +34,7 @@ _UNSUPPORTED: dict[type, str] = {
 }
 _CHUNK_ENTRIES = 2**24  # matrix entries of full rows that are in memory together
 _COMPACT_CHUNK = 160  # at which a matrix of one chunk takes as long as a call of the library for one layer
+_FEW_WEIGHTS = 2**18  # of a model, which are copied faster than a few of each parameter are selected
 _WRAPPED = "wrapped_by_dpaudit"  # attribute of wrappers: the attribute of the object that they hide, or None
 _CLIPPING = ("clip_and_accumulate", "_get_flat_grad_sample", "grad_samples", "params", "param_groups")
 
@@ -276,18 +277,24 @@ class SampledWeights:
     """The weights at a few coordinates of the concatenation of all parameters."""
 
     def __init__(self, parameters: Sequence[Any], indices: IntArray) -> None:
+        self._parameters, device = parameters, parameters[0].device
+        self._indices = torch.as_tensor(indices, device=device)
         ends = np.cumsum([parameter.numel() for parameter in parameters])
         owners = np.searchsorted(ends, indices, side="right")
-        self._parts = [
-            (parameter, torch.as_tensor(indices[owners == index] - start, device=parameter.device))
-            for index, (parameter, start) in enumerate(zip(parameters, [0, *ends], strict=False))
+        self._inside = [
+            torch.as_tensor(indices[owners == index] - start, device=device)
+            for index, start in enumerate([0, *ends[:-1]])
         ]
+        self._is_small = bool(ends[-1] <= _FEW_WEIGHTS)
 
     def read(self) -> FloatArray:
         """Return the weights as they are now."""
-        parts = [parameter.detach().reshape(-1)[inside] for parameter, inside in self._parts if len(inside)]
-        first = parts[0].device
-        return np.asarray(torch.cat([part.to(first) for part in parts]).double().cpu())
+        if self._is_small:  # fewer calls, which take most of the time
+            found = flat(self._parameters).index_select(0, self._indices)
+        else:
+            parts = zip(self._parameters, self._inside, strict=True)
+            found = torch.cat([one.detach().reshape(-1)[inside] for one, inside in parts if len(inside)])
+        return np.asarray(found.double().cpu())
 
 
 def flat(parts: Sequence[Tensor]) -> Tensor:

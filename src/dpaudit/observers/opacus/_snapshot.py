@@ -200,9 +200,11 @@ def variables(step: Callable[..., Any]) -> dict[str, Any]:
             found = dict(vars(owner)) | found
     level, opened = found, set[int]()
     for _ in range(_MOST_NESTED):
-        new = {name: value for name, value in level.items() if id(value) not in opened}
-        objects = {id(value): (name, value) for name, value in new.items() if _is_plain_object(value)}
-        opened |= set(objects)  # objects may refer to each other
+        objects: dict[int, tuple[str, Any]] = {}  # each once: they may refer to each other
+        for name, value in level.items():
+            if id(value) not in opened and _is_plain_object(value):
+                objects.setdefault(id(value), (name, value))
+        opened |= set(objects)
         level = {
             f"{name}.{key}": part for name, value in objects.values() for key, part in vars(value).items()
         }

@@ -27,8 +27,9 @@ _HALVINGS = 6  # how often the distance between two angles may be halved
 _GRID = 15  # angles in the initial search for the least favorable rates
 _PER_COUNT = 4  # angles per count, where counts of the larger group cannot smooth those of the smaller one
 _CURVE_SPACING = 0.125  # between angles of the claimed curve: a quarter of a standard error
-_SMOOTH = 20_000  # trials, from which on the order hardly changes between neighboring points
-_KNOTS = 1024  # numbers of false positives, between which the refuting numbers of misses are interpolated
+_SMOOTH = 1_000_000  # trials, from which on the order hardly changes between neighboring points
+_ALL_KNOTS = 512  # false positives below which nothing is interpolated
+_KNOT_SPACING = 0.125  # standard errors between other numbers of false positives that are computed
 _FEW = 40  # errors whose upper limits are points of the claimed curve
 _CELLS = 128  # cells of the fpr at a score of a fixed rank
 _ALLOWANCE = 1e-3  # fraction of the limit reserved for what the search may miss
@@ -136,13 +137,21 @@ class _Outcome:
 
 def _order(first: IntArray, second: IntArray, trials: tuple[int, int]) -> FloatArray:
     """Return the order of outcomes: mu of the observed rates, with half an error added to each side."""
-    return -special.ndtri((first + 0.5) / (trials[0] + 1)) - special.ndtri((second + 0.5) / (trials[1] + 1))
+    return -_probits(first, trials[0]) - _probits(second, trials[1])
+
+
+def _probits(errors: IntArray, trials: int) -> FloatArray:
+    return np.asarray(special.ndtri((errors + 0.5) / (trials + 1)))
 
 
 def _most_errors(first: IntArray, observed: float | FloatArray, trials: tuple[int, int]) -> FloatArray:
     """Return, for each first count, the largest second one that ranks at least as high as ``observed``."""
-    rest = -special.ndtri((first + 0.5) / (trials[0] + 1)) - observed
-    return np.floor((trials[1] + 1) * special.ndtr(rest + 1e-10) - 0.5 + 1e-9)
+    return _most_below_order(_probits(first, trials[0]), observed, trials[1])
+
+
+def _most_below_order(probits: FloatArray, observed: float | FloatArray, trials: int) -> FloatArray:
+    """Return the same, given the probits of the first counts."""
+    return np.floor((trials + 1) * special.ndtr(-probits - observed + 1e-10) - 0.5 + 1e-9)
 
 
 def _interval_error(query: BoundQuery) -> float:
@@ -250,9 +259,9 @@ class ClaimedCurve:
     """Points of the claimed curve, each with the lowest order of outcomes that are improbable there.
 
     An outcome refutes the claim if it ranks at least that high at every point whose rates are below the
-    outcome's upper limits. Points are a quarter of a standard error apart (more for over 20,000 trials,
-    where the order is smooth); points at the upper limits of few
-    errors are added, because the range of an outcome ends there.
+    outcome's upper limits. Points are a quarter of a standard error apart (more for over a million trials,
+    where the order is smooth); points at the upper limits of few errors are added, because the range of an
+    outcome ends there.
     """
 
     def __init__(self, claimed: float, trials: tuple[int, int], query: BoundQuery) -> None:
@@ -266,21 +275,32 @@ class ClaimedCurve:
     def most_refuting(self, fp: IntArray, fpr: tuple[float, float]) -> FloatArray:
         """Return the largest number of false negatives with which the claim is refuted, -1 if none.
 
-        It is accurate for counts that are plausible for rates in ``fpr``. Of many counts, some are
+        It is accurate for counts that are plausible for rates in ``fpr``. Of many counts, most are
         interpolated: the power needs them to a fraction of their standard deviation.
         """
-        if fp.size > 4 * _KNOTS:
-            knots = fp[np.linspace(0, fp.size - 1, _KNOTS).astype(np.int64)]
-            return np.floor(np.interp(fp, knots, self.most_refuting(knots, fpr)))
-        upper = upper_rate_chords(fp, self._trials[0], self._error)
+        knots = self._knots(fp)
+        upper = upper_rate_chords(knots, self._trials[0], self._error)
         numbers = self._numbers(fpr)
         excluded = most_below(self._grid[1, numbers], self._trials[1], self._error)
-        most = np.full(fp.size, np.inf)
-        for number, least in zip(numbers, excluded, strict=True):
-            refuting = np.maximum(_most_errors(fp, self._order(number), self._trials), least)
-            applies = (self._grid[0, number] <= upper) | (number == numbers[0])
-            most = np.where(applies, np.minimum(most, refuting), most)
-        return most
+        firsts = np.searchsorted(upper, self._grid[0, numbers])  # knots to which a point applies
+        firsts[0] = 0
+        probits = _probits(knots, self._trials[0])
+        most = np.full(knots.size, np.inf)
+        for number, least, first in zip(numbers, excluded, firsts, strict=True):
+            refuting = _most_below_order(probits[first:], self._order(number), self._trials[1])
+            np.minimum(most[first:], np.maximum(refuting, least), out=most[first:])
+        return most if knots.size == fp.size else np.floor(np.interp(fp, knots, most))
+
+    def _knots(self, fp: IntArray) -> IntArray:
+        """Return all small counts, and others at distances of a fraction of their standard errors."""
+        few, trials = int(np.searchsorted(fp, _ALL_KNOTS)), self._trials[0]
+        if few == fp.size:
+            return fp
+        low, high = (math.asin(math.sqrt(int(count) / trials)) for count in (fp[few], fp[-1]))
+        size = 2 + int((high - low) * 2 * math.sqrt(trials) / _KNOT_SPACING)
+        places = np.searchsorted(fp, np.sin(np.linspace(low, high, size)) ** 2 * trials)
+        kept = np.union1d(np.arange(few), np.append(places.clip(max=fp.size - 1), fp.size - 1))
+        return np.asarray(fp[kept])
 
     def _all_points(self) -> FloatArray:
         """Return the fpr (increasing) and fnr of all points; the smaller rate of each is exact."""

@@ -20,6 +20,7 @@ from dpaudit._torch import CanaryVectors, HeldOutData, require_fitting
 from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, ProgressCallback
 from dpaudit._types import FloatArray
 from dpaudit.canaries import Coins, Directions, Draws, GradientCanary, InputCanary, ParameterLayout
+from dpaudit.canaries._randomness import STEPS_AT_ONCE
 from dpaudit.recording import ObservedCanaries, TrainingInfo
 from dpaudit.training._seeds import generator
 from dpaudit.training._settings import Batch
@@ -30,7 +31,7 @@ from dpaudit.training.gradients import Rows, per_example, refuse_batch_norm, tra
 # purposes of random streams, besides those of Draws
 SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
 _ROOM_FOR_SQUARES = 16.0  # between the square root of the largest number and the longest canary
-_PLANNED = 64  # steps, as many as those whose coins are drawn together
+_MOST_PLANNED = 16_384  # canaries whose rows are kept for many steps
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no usable direction
 
 
@@ -89,6 +90,7 @@ class GradientInserter(CanaryInserter):
         self._layout = ParameterLayout(tuple(parameters), shapes, largest)
         self._drawn: dict[int, tuple[Directions, CanaryVectors, Tensor]] = {}
         self._planned: dict[int, list[CanaryRows]] = {}
+        self._num_steps = training.settings.num_steps
         self._draw(0)
 
     @property
@@ -122,13 +124,12 @@ class GradientInserter(CanaryInserter):
         return [CanaryRows(vectors, numbers, lengths.index_select(0, numbers))]
 
     def rows_by_coins(self, index: int) -> Sequence[Rows]:
-        if self._canary.moving:
+        if self._canary.moving or self.draws.num_canaries > _MOST_PLANNED:
             return super().rows_by_coins(index)
         if index not in self._planned:  # many steps at once: after a step of training, caches are empty
-            first = index - index % _PLANNED
+            last = min(index - index % STEPS_AT_ONCE + STEPS_AT_ONCE, max(self._num_steps, index + 1))
             self._planned = {
-                one: self.rows(one, np.flatnonzero(self.draws.coins(one)))
-                for one in range(first, first + _PLANNED)
+                one: self.rows(one, np.flatnonzero(self.draws.coins(one))) for one in range(index, last)
             }
         return self._planned[index]
 
