@@ -2,9 +2,12 @@
 
 import gc
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 # Two threads of torch that share one core wait for each other; tests run in parallel processes instead. Set
@@ -16,9 +19,12 @@ import pytest
 from cpu_times import CpuTimes
 from hypothesis import settings
 
-# A job in the background ignores interrupts, and so would every process that a test starts and interrupts.
+# A job in the background ignores interrupts and, after nohup, the end of its terminal; so would every process
+# that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A process that starts one of these files last would leave the others without work.
 SLOWEST = (
@@ -114,3 +120,24 @@ def no_waiting() -> Iterator[None]:
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """A disk of a size that can be changed."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def resize(size: str) -> Path:
+        again = "remount," if disk.is_mount() else ""
+        command = ["mount", "-t", "tmpfs", "-o", f"{again}size={size}", "none", str(disk)]
+        if (
+            shutil.which("mount") is None
+            or subprocess.run(command, capture_output=True, check=False).returncode
+        ):
+            pytest.skip("mounting a small disk is not permitted here")
+        return disk
+
+    yield resize
+    if disk.is_mount():
+        subprocess.run(["umount", str(disk)], check=True)

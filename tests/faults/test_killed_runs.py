@@ -165,6 +165,21 @@ def test_a_disk_that_fills_up_at_any_moment_is_a_fault_of_the_machine(
     require_same(tmp_path / "run", undisturbed(mode), config, mode)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_full_disk_is_a_fault_of_the_machine(
+    mode: str, begin: Begin, undisturbed: Any, small_disk: Callable[[str], Path], tmp_path: Path
+) -> None:
+    disk, config = small_disk("32k"), tmp_path / "config.toml"
+    config.write_text(config_of(mode, disk / "run"))
+    run = begin(config)
+    status, printed, said = run.end()
+    assert (status, printed) == (4, ""), said
+    assert "could not be completed: Cannot write " in said
+    run.require_gone()
+    small_disk("64m")
+    require_same(disk / "run", undisturbed(mode), config, mode)
+
+
 # the logs of Ray would not fit, and all files of a final model would fit into the larger size
 @pytest.mark.parametrize(
     ("size", "mode"),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -213,27 +212,6 @@ def test_a_trial_that_has_a_score_keeps_it(folder: Path) -> None:
         del first.scores[0]
         first.write(group, other)
     assert finish(PLAN, folder).scores[0] == before
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """A disk of a size that can be changed."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-
-    def resize(size: str) -> Path:
-        again = "remount," if disk.is_mount() else ""
-        command = ["mount", "-t", "tmpfs", "-o", f"{again}size={size}", "none", str(disk)]
-        if (
-            shutil.which("mount") is None
-            or subprocess.run(command, capture_output=True, check=False).returncode
-        ):
-            pytest.skip("mounting a small disk is not permitted here")
-        return disk
-
-    yield resize
-    if disk.is_mount():
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_after_a_full_disk_a_run_goes_on_with_what_was_kept(
