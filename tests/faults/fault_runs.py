@@ -48,7 +48,8 @@ POOLS = {
     "processes": '{kind = "processes", num_workers = 2}',
     "ray": '{kind = "ray", num_cpus = 0.5}',
 }
-MODES = ("one-run", "paper", "end-to-end", "final-model", *POOLS)
+_THREAT_MODELS = {"final-model": "black-box", "input": "input"}
+MODES = ("one-run", "input", "paper", "end-to-end", "final-model", *POOLS)
 
 
 def config_of(mode: str, folder: Path, *, size: int = 1) -> str:
@@ -56,10 +57,10 @@ def config_of(mode: str, folder: Path, *, size: int = 1) -> str:
     if mode in POOLS:
         return TRIALS.format(output=folder, pool=POOLS[mode], num_models=320 * size)
     top = "checkpoint_seconds = 0"
-    if mode == "final-model":
-        top += '\nthreat_model = "black-box"'
-    canaries = 1 if mode == "paper" else 32
-    name = "one-run" if mode == "final-model" else mode
+    if mode in _THREAT_MODELS:
+        top += f'\nthreat_model = "{_THREAT_MODELS[mode]}"'
+    canaries = {"paper": 1, "input": 4}.get(mode, 32)
+    name = "one-run" if mode in _THREAT_MODELS else mode
     audit = f'mode = "{name}"\nnum_canaries = {canaries}\nmethods = []'
     # many more than the checkpoints that are waited for: of those that follow quickly, some are not seen
     return digits_config(folder, top=top, num_steps=150 * size, audit=audit)
