@@ -68,7 +68,7 @@ COUNT_METHODS = {
 
 NAMES = tuple(name.split()[0] for name in (*_PAPERS, *_OURS, *_BETS))  # without the remark on delta
 _STREAMED = 1 << 18  # scores per side above which files stay on disk if the threshold is fixed
-_LARGE = 20_000_000  # the same if the threshold is chosen on scores, which mostly needs all of them
+_LARGE = 2_000_000  # the same if the threshold is chosen on scores, which mostly needs all of them
 
 
 @dataclass(frozen=True)
