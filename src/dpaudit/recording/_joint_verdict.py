@@ -49,8 +49,8 @@ _UNITS = (
     "whether one index of the data set is one unit of privacy is not tested, as with copies of an example"
 )
 _DIRECTIONS = (
-    "the noise is tested per coordinate, per parameter tensor and in a few directions; it may be smaller in "
-    "others"
+    "the noise is tested per coordinate, per parameter tensor, in a few directions and against the sums of "
+    "the last 16 steps; it may be smaller in other directions, or contain a part of an older sum"
 )
 _BESIDE = (
     "what the training run outputs besides the noisy gradients of the observed steps is not tested, such as "
