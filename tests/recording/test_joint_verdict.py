@@ -199,7 +199,10 @@ def test_what_is_not_covered_is_never_empty() -> None:
 
 def test_directions_are_mentioned_only_where_the_noise_is_tested() -> None:
     said = [
-        any("it may be smaller in others" in text for text in recorded(**options).audit().not_covered)
+        any(
+            "it may be smaller in other directions" in text
+            for text in recorded(**options).audit().not_covered
+        )
         for options in ({}, {"tests": False})
     ]
     assert said == [True, False]
