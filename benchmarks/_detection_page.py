@@ -62,7 +62,7 @@ CAUSE_HEAD = """## Likely causes
 These 20 faults are not in the library from which likely causes are drawn (`benchmarks/_unseen_faults.py`).
 What the first cause should say was fixed before the first run, as a pattern; one pattern was narrowed
 afterwards, because it accepted a wrong cause. Each fault ran once, at noise multiplier 1 with 300 steps:
-{right} of {all} first causes are right. Of a first set, also 17 of 20 right, five faults turned out to be
+{right} of {all} first causes are right. Of a first set, 17 of 20 right, five faults turned out to be
 in the library (three of them right, two wrong) and were replaced. What became a cause after its first run,
 in which it was not recognized, counts as wrong.
 """
