@@ -130,8 +130,9 @@ def test_refuting_counts_of_many_scores_are_interpolated_for_power(curve, monkey
     size, claimed, actual, rates = 100_000, 1.0, 1.05, np.array([1e-4, 1e-3, 0.05, 0.15])
     counts, query = np.arange(21_000), BoundQuery(curve, 1e-5, 0.05)
     regions = []
-    for few in (512, counts.size):  # in the second turn, nothing is interpolated
-        monkeypatch.setattr("dpaudit.stats.inference._joint_exact._ALL_KNOTS", few)
+    for is_exact in (False, True):
+        if is_exact:  # nothing is interpolated
+            monkeypatch.setattr("dpaudit.stats.inference._joint_exact._ALL_KNOTS", counts.size)
         curve_points = ClaimedCurve(claimed, (size, size), query)
         regions.append(Region(counts, curve_points.most_refuting(counts, (0.0, 0.2)), (size, size)))
     misses = curve.fnr(actual, rates)

@@ -286,8 +286,12 @@ def explained(
     weights = record.weights if suspects else None
     if weights is None:
         return list(checks), []
-    decays = weights.astype(np.float64), (weights - weights[0]).astype(np.float64)
-    rests = [*(_without(decay, record) for decay in decays), _without(np.sign(decays[0]), record, jumps=True)]
+    decay = weights.astype(np.float64)
+    rests = [
+        _without(decay, record),
+        _without(decay - decay[0], record),
+        _without(np.sign(decay), record, jumps=True),
+    ]
     found, is_explained = [], False
     for check in checks:
         repeats = [tests[check.name](rest) for rest in rests] if check in suspects else []
@@ -309,7 +313,7 @@ def _without(penalty: FloatArray, record: NoiseRecord, *, jumps: bool = False) -
     """
     rows, sizes = record.all_rows.astype(np.float64), record.layout.sketch_sizes
     changes = np.diff(penalty, axis=0)[np.diff(record.sketches.steps) == 1]
-    energies = ((penalty * rows), penalty**2, changes**2, rows**2)
+    energies = penalty * rows, penalty**2, changes**2, rows**2
     product, squared, changed, own = (_by_leaf(one.sum(axis=0), sizes) for one in energies)
     factors = np.maximum(product, 0.0) / np.maximum(squared, np.finfo(np.float64).tiny)
     factors[(factors**2 * changed > _SLOW**2 * own) & (not jumps)] = 0.0
