@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -12,6 +13,8 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from dpaudit.experiments._seal import _TRAILER, CHECKSUM, HashingWriter, seal, with_checksum
+
 _FACTOR = 30 if os.environ.get("DPAUDIT_TEST_LONG") else 1
 
 
@@ -20,16 +23,21 @@ def examples(count: int) -> settings:
     return settings(max_examples=_FACTOR * count, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def as_before_seals(folder: Path) -> Path:
-    """A run as a version without seals left it: what its files say is then all that there is to check."""
-    for name in ("manifest", "provenance"):
-        (folder / f"{name}.json").unlink(missing_ok=True)
-    for name in ("config", "result"):
+def forged(folder: Path) -> Path:
+    """The directory as a forger leaves it: with checksums and a seal that fit what is in its files."""
+    for name in ("config", "provenance", "canary"):
         path = folder / f"{name}.json"
-        if path.exists():
-            values = json.loads(path.read_text()) | {"schema_version": 1}
-            later = "checksum", "provenance", "audit"
-            path.write_text(json.dumps({key: value for key, value in values.items() if key not in later}))
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+            values = json.loads(path.read_text())
+            values.pop(CHECKSUM, None)
+            path.write_text(json.dumps(with_checksum(values)))
+    if (path := folder / "checkpoint.pt").exists():
+        content = path.read_bytes().partition(_TRAILER)[0]
+        with path.open("wb") as raw:
+            file = HashingWriter(raw)
+            file.write(content)
+            file.finish()
+    seal(folder)
     return folder
 
 

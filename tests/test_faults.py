@@ -17,6 +17,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from damage import forged
 
 from dpaudit import IncompleteError, InputError, _faults, _io
 from dpaudit.experiments import _directory, _seal, _verification
@@ -272,10 +273,10 @@ def test_a_full_disk_behind_torch_is_a_fault_of_the_machine(tmp_path: Path) -> N
         (_io, _io.read_json),
         (_canary, lambda path: _canary.SharedCanary.read(path.parent, "")),
         (_canary, lambda path: _canary._read(str(path))),
-        (_directory, lambda path: _directory.restore(path, None)),
+        (_directory, lambda path: _directory.restore(path, None, "run")),
         (_load, _load.load_config),
         (_seal, _seal._digest_of),
-        (_verification, lambda path: _verification._checkpoint(path, is_old=False)),
+        (_verification, _verification._require_checkpoint),
     ],
 )
 def test_a_disk_that_cannot_be_read_does_not_make_a_file_damaged(
@@ -321,8 +322,9 @@ def test_too_little_memory_for_a_checkpoint_does_not_ask_to_delete_it(
         raise MemoryError
 
     torch.save({}, tmp_path / "checkpoint.pt")
+    forged(tmp_path)
     monkeypatch.setattr("dpaudit.experiments._directory._loaded", fail)
     with pytest.raises(
         IncompleteError, match=r"^Cannot read .*checkpoint\.pt: there is not enough memory\.$"
     ):
-        _directory.restore(tmp_path / "checkpoint.pt", None)  # type: ignore[arg-type]
+        _directory.restore(tmp_path / "checkpoint.pt", None, "run")  # type: ignore[arg-type]

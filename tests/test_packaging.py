@@ -21,7 +21,6 @@ NAME = f"dpaudit-{dpaudit.__version__}"
 # what is no Python code, and is missed only when it is used
 DATA = {
     "dpaudit/py.typed",
-    "dpaudit/report/schema/report-1.json",
     "dpaudit/report/schema/report-2.json",
     "dpaudit/training/data/files/digits.npz",
     *(

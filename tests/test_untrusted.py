@@ -114,7 +114,7 @@ def test_whatever_is_read_is_opened_by_one_function() -> None:
 
 
 def _checkpoint(path: Path) -> object:
-    return importlib.import_module("dpaudit.experiments._directory").restore(path, None)
+    return importlib.import_module("dpaudit.experiments._directory").restore(path, None, "run")
 
 
 def _cell(path: Path) -> object:

@@ -56,11 +56,6 @@ ALLOWED = {
     ("CHANGELOG.md", "tell"): "names of version 0.1",
     ("src/dpaudit/cli/_demo_command.py", "trainings"): "a key of --json",
     ("src/dpaudit/report/_read.py", "trainings"): "a key of --json",
-    ("src/dpaudit/experiments/reproduction/_panels.py", "canaries a step"): "in cells stored by version 0.1",
-    (
-        "src/dpaudit/experiments/reproduction/figures/_observation_counts.py",
-        "canaries a step",
-    ): "in cells stored by version 0.1",
 }
 # public names, functions, HTML attributes and stored keys with British spelling
 BRITISH_NAMES = {

@@ -150,7 +150,7 @@ def with_start(starts: list[Any], *, is_new: bool = True) -> list[Any]:
     """Return the starts of a run with this one: the first in full, later ones as far as they differ.
 
     A run that is resumed after an update has numbers of two versions. If the file with its starts was lost,
-    or version 0.1 has written none, the time of the first one is not known: this one must not pass for it.
+    the time of the first one is not known: this one must not pass for it.
     """
     here = environment()
     if not starts:

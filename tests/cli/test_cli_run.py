@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from damage import as_before_seals
 from digits_config import digits_config
 
 MODES = {"one-run": 32, "paper": 1, "end-to-end": 32}
@@ -259,17 +258,6 @@ def test_a_run_tells_its_progress_in_about_ten_lines(config: Path, run: Any) -> 
     assert "test accuracy" in result.stdout
     assert re.search(r"noise tests: no findings \(\d+ tests, at 99 % joint confidence\)", result.stdout)
     assert f"Written: {config.parent / 'run'}" in result.stdout
-
-
-def test_an_old_run_says_that_its_noise_was_not_tested(config: Path, run: Any) -> None:
-    run("run", config, *SHORT)
-    path = as_before_seals(config.parent / "run") / "result.json"
-    values = json.loads(path.read_text())
-    assert len(values.pop("diagnosis")["tests"]) == 28
-    path.write_text(json.dumps(values))
-    again = run("run", config, *SHORT).stdout
-    assert "noise tests: not run" in again
-    assert "Note: This run is not sealed" in again
 
 
 def test_a_finished_run_prints_its_result_again(config: Path, run: Any) -> None:

@@ -12,9 +12,27 @@ from typing import Any
 import pytest
 from digits_config import digits_config
 
-from dpaudit.experiments import Progress, parse_config, run
+from dpaudit.experiments import Progress, Running, parse_config, run
 
-VERSION_1 = Path(__file__).parent.parent / "fixtures" / "version_1"
+MANY = """
+output = "{output}"
+seed = 3
+threat_model = "black-box"
+pool = "serial"
+[model]
+name = "logistic-regression"
+[data]
+name = "digits"
+num_examples = 100
+[training]
+noise_multiplier = 0
+sample_rate = 1.0
+num_steps = 2
+[audit]
+num_models = 40
+held_out = 64
+methods = []
+"""
 
 
 class StoppedError(Exception):
@@ -44,6 +62,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             with pytest.raises(StoppedError):
                 run(parse_config(text, "run.toml"), watch=stop)
+    return found
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unfinished run with some of its trials in a store."""
+    found = tmp_path_factory.mktemp("many") / "run"
+
+    def stop(running: Running) -> None:
+        if running.progress.num_done >= 2:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        run(parse_config(MANY.replace("{output}", str(found)), "run.toml"), trials=stop)
     return found
 
 
@@ -101,23 +133,12 @@ def test_a_checkpoint_that_lost_its_end_is_damaged_and_not_old(
     assert f"Expected an intact checkpoint in {copy / 'checkpoint.pt'}, but it is damaged" in result.stdout
 
 
-def test_a_checkpoint_of_version_1_has_no_checksum_but_is_checked(run: Any, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(VERSION_1 / "one-run-interrupted", tmp_path / "copy"))
-    assert run("verify", copy).stdout.splitlines() == [
-        f"{copy}: unfinished",
-        "  Its checkpoint has no checksum, because a version before 0.2 wrote it.",
-    ]
-    path = copy / "checkpoint.pt"
-    content = path.read_bytes()
-    for damage in (content[:-100], content.replace(b"scores", b"sc0res", 1)):
-        path.write_bytes(damage)
-        assert f"Expected an intact checkpoint in {path}, but it is damaged" in run("verify", copy).stdout
-
-
 @pytest.mark.parametrize("mode", ["delete", "wal"])
-def test_a_store_of_a_killed_process_is_read_and_left_alone(mode: str, run: Any, tmp_path: Path) -> None:
+def test_a_store_of_a_killed_process_is_read_and_left_alone(
+    mode: str, many: Path, run: Any, tmp_path: Path
+) -> None:
     """What was not committed is in the journal, or in the log, and still has to be undone or applied."""
-    started = Path(shutil.copytree(VERSION_1 / "many-runs-interrupted", tmp_path / "started"))
+    started = Path(shutil.copytree(many, tmp_path / "started"))
     with closing(sqlite3.connect(started / "trials.sqlite3", isolation_level=None)) as store:
         [count] = store.execute("SELECT count(*) FROM trials").fetchone()
         store.execute(f"PRAGMA journal_mode = {mode}")
@@ -142,8 +163,8 @@ def test_a_store_of_a_killed_process_is_read_and_left_alone(mode: str, run: Any,
     assert {path.name: path.read_bytes() for path in killed.iterdir()} == before
 
 
-def test_a_store_that_does_not_name_its_run_is_refused(run: Any, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(VERSION_1 / "many-runs-interrupted", tmp_path / "copy"))
+def test_a_store_that_does_not_name_its_run_is_refused(many: Path, run: Any, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(many, tmp_path / "copy"))
     with closing(sqlite3.connect(copy / "trials.sqlite3")) as store, store:
         store.execute("DELETE FROM about")
     result = run("verify", copy)
@@ -160,59 +181,76 @@ def test_a_run_without_its_private_files_is_still_sealed(folder: Path, run: Any,
     assert "  Removed since the run was sealed: config.json, checkpoint.pt." in result.stdout
 
 
-def test_a_run_of_version_1_is_unsealed_and_accepted_only_on_request(run: Any) -> None:
-    words = ("verify", VERSION_1 / "input")
-    refused, accepted = run(*words), run(*words, "--allow-unsealed")
-    assert (refused.exit_code, accepted.exit_code) == (2, 0)
-    assert refused.stdout == accepted.stdout
-    assert "input: unsealed, NO_VIOLATION" in refused.stdout
-    assert "This run is not sealed" in refused.stdout
-    assert "version 0.1.0 of dpaudit; this version derives bound.parameter" in refused.stdout
+def unsealed(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, as a kill between result and manifest leaves it."""
+    copy = Path(shutil.copytree(folder / "finished", tmp_path / "copy"))
+    (copy / "manifest.json").unlink()
+    return copy
 
 
-def test_counts_of_version_1_must_follow_from_its_scores(run: Any, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(VERSION_1 / "input", tmp_path / "copy"))
-    values = json.loads((copy / "result.json").read_text())
-    values["bound"]["counts"]["false_positives"] += 1
-    (copy / "result.json").write_text(json.dumps(values))
-    result = run("verify", copy, "--allow-unsealed")
+def test_a_result_without_a_manifest_is_unsealed_and_not_repeated(
+    folder: Path, run: Any, tmp_path: Path
+) -> None:
+    copy = unsealed(folder, tmp_path)
+    result = run("verify", copy)
     assert result.exit_code == 2
-    assert "Expected bound.counts.false_positives = " in result.stdout
+    assert result.stdout.splitlines() == [
+        f"{copy}: unsealed",
+        "  There is no manifest.json: the run was interrupted before it was sealed, or the manifest was "
+        "removed. Its result.json was not checked; the same dpaudit run command computes it again from the "
+        "checkpoint or the stored trials, and seals it.",
+        "  Its checkpoint is intact.",
+    ]
 
 
-OLD_FORGERIES: dict[str, Any] = {
-    "verdict": lambda values: values.update(verdict="VIOLATION"),
-    "bound.parameter": lambda values: values["bound"].update(parameter=9.0),
-    "bound.kind": lambda values: values["bound"].update(kind="heuristic"),
-    "bound.statement": lambda values: values["bound"].update(statement="epsilon >= 9"),
-    "bound.confidence": lambda values: values["bound"].update(confidence=0.99),
-    "bound.inference": lambda values: values["bound"].update(inference="Unknown()"),
-    "diagnosis.confidence": lambda values: values["diagnosis"].update(confidence=0.9),
-    "methods": lambda values: values["methods"][0].update(threshold=0.75),
-}
+def test_whoever_removes_a_manifest_cannot_change_the_result(folder: Path, run: Any, tmp_path: Path) -> None:
+    copy = unsealed(folder, tmp_path)
+    path = copy / "result.json"
+    path.write_text(path.read_text().replace("UNDERPOWERED", "NO_VIOLATION"))
+    checked, reported = run("verify", copy, "--json"), run("report", copy)
+    assert json.loads(checked.stdout)["runs"][0]["verdict"] is None
+    assert (checked.exit_code, reported.exit_code) == (2, 2)
+    assert f"Expected manifest.json in {copy}, but it is missing" in reported.stderr
+    assert not (copy / "report.html").exists()
+    (copy / "config.json").write_text("{}")
+    assert f"{copy}: refused" in run("verify", copy).stdout
+    (copy / "config.json").unlink()
+    assert "neither a manifest.json nor a config.json" in run("verify", copy).stdout
 
 
-@pytest.mark.parametrize("key", OLD_FORGERIES)
-def test_what_version_1_says_must_be_consistent(key: str, run: Any, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(VERSION_1 / "input", tmp_path / "copy"))
-    values = json.loads((copy / "result.json").read_text())
-    OLD_FORGERIES[key](values)
-    (copy / "result.json").write_text(json.dumps(values))
-    result = run("verify", copy, "--allow-unsealed")
+def _as_of_version_1(folder: Path) -> None:
+    """Rewrite the run as one of version 0.1, which had neither seals nor checksums."""
+    for name in ("manifest.json", "provenance.json"):
+        (folder / name).unlink()
+    for name in ("config.json", "result.json"):
+        values = json.loads((folder / name).read_text()) | {"schema_version": 1}
+        later = "checksum", "provenance", "audit"
+        (folder / name).write_text(json.dumps({key: values[key] for key in values if key not in later}))
+    (folder / "versions.json").write_text(json.dumps({"dpaudit": "0.1.0"}))
+
+
+@pytest.mark.parametrize("command", ["verify", "report"])
+def test_a_forged_number_does_not_pass_as_one_of_version_1(
+    command: str, folder: Path, run: Any, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(folder / "finished", tmp_path / "copy"))
+    _as_of_version_1(copy)
+    path = copy / "result.json"
+    values = json.loads(path.read_text())
+    values["bound"] |= {"epsilon": 0.01, "parameter": 0.005}
+    path.write_text(json.dumps(values))
+    result = run(command, copy)
     assert result.exit_code == 2
-    assert str(copy / "result.json") in result.stdout
-
-
-def test_only_a_run_of_version_1_may_lack_its_scores(run: Any, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(VERSION_1 / "input", tmp_path / "copy"))
-    (copy / "scores.npy").unlink()
-    result = run("verify", copy, "--allow-unsealed")
-    assert result.exit_code == 0
-    assert "Its numbers could not be derived again: its scores are missing." in result.stdout
+    sentence = {
+        "verify": f"Expected {copy / 'config.json'} to be as the run wrote it, but it has no checksum",
+        "report": f"Expected schema_version=2 in {path}, got 1: it was written by another version of",
+    }
+    assert sentence[command] in result.stdout + result.stderr
+    assert "0.01" not in result.stdout
 
 
 def test_all_runs_are_checked_and_json_has_them(folder: Path, run: Any, tmp_path: Path) -> None:
-    result = run("verify", folder / "finished", tmp_path / "none", VERSION_1 / "input", "--json")
+    result = run("verify", folder / "finished", tmp_path / "none", unsealed(folder, tmp_path), "--json")
     values = json.loads(result.stdout)
     assert (result.exit_code, values["accepted"]) == (2, False)
     assert [one["status"] for one in values["runs"]] == ["sealed", "refused", "unsealed"]

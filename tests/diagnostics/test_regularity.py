@@ -138,17 +138,6 @@ def test_missing_noise_is_reported_once():
     assert [finding.name for finding in diagnosis.findings] == ["noise-variance"]
 
 
-def test_a_state_without_sums_of_steps_is_read_without_that_view():
-    record = NoiseRecord()
-    for row in np.random.default_rng(0).standard_normal((20, 30)):
-        record.observe(row - row.mean())
-    old, resumed = record.state_dict(), NoiseRecord()
-    del old["step_sums"]
-    resumed.load_state_dict(old)
-    assert balanced_noise(record).p_value < 1e-6
-    assert balanced_noise(resumed).p_value > 1e-6
-
-
 def test_tails_and_low_rank_are_consequences():
     assert "without noise" in likely_causes(findings=["missing-tail", "step-noise"])[0]
     assert len(likely_causes(findings=["missing-tail", "step-noise"])) == 1

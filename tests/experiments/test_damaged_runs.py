@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from damage import altered, as_before_seals, damaged, examples
+from damage import altered, damaged, examples, forged
 from digits_config import digits_config
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,13 +28,12 @@ AUDIT = 'num_canaries = 4\nmethods = ["f-DP(CP)"]'
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a config and its finished run, whose content is not protected by a seal."""
+    """The folder of a config and its finished run."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "c.toml").write_text(
         digits_config(folder / "run", hidden=4, num_examples=100, num_steps=2, audit=AUDIT)
     )
     run(load_config(folder / "c.toml"))
-    as_before_seals(folder / "run")
     shutil.copytree(folder / "run", folder / "kept")
     return folder
 
@@ -69,6 +68,7 @@ def test_strange_values_are_shown_or_refused(
 ) -> None:
     path = again() / name
     path.write_text(json.dumps(data.draw(altered(json.loads(path.read_text())))))
+    forged(path.parent)
     found = _shown(finished)
     if found.exit_code == 2:
         assert found.stdout == ""
@@ -79,6 +79,7 @@ def test_strange_values_are_shown_or_refused(
 def test_a_result_that_was_changed_is_not_shown_in_part(again: Callable[[], Path], finished: Path) -> None:
     path = again() / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "timing": None}))
+    forged(path.parent)
     found = _shown(finished)
     assert (found.exit_code, found.stdout) == (2, "")
     assert (
@@ -97,6 +98,7 @@ def _with_pickle(path: Path, content: bytes) -> None:
     with zipfile.ZipFile(path, "w") as file:
         for name, kept in members.items():
             file.writestr(name, content if name.endswith("data.pkl") else kept)
+    forged(path.parent)
 
 
 @examples(25)
@@ -141,6 +143,7 @@ def test_a_pickled_checkpoint_is_refused_and_not_run(
     folder = again()
     (folder / "result.json").unlink()
     (folder / "checkpoint.pt").write_bytes(dump({"training": _Harmful(tmp_path / "harm"), "seconds": 1.0}))
+    forged(folder)
     with pytest.raises(InputError, match="Expected an intact checkpoint in"):
         run(_config(finished))
     assert not (tmp_path / "harm").exists()
@@ -153,5 +156,6 @@ def test_a_packed_checkpoint_is_refused_before_it_is_unpacked(
     (folder / "result.json").unlink()
     with zipfile.ZipFile(folder / "checkpoint.pt", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("archive/data/0", b"\0" * 10_000_000)
+    forged(folder)
     with pytest.raises(InputError, match="Expected an intact checkpoint in"):
         run(_config(finished))

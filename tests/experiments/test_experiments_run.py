@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from damage import as_before_seals
+from damage import forged
 
 import dpaudit
 from dpaudit import InputError
@@ -512,12 +512,13 @@ def test_shuffled_batches_can_be_asked_for(small: Small) -> None:
     assert {training.step().batch_size for _ in range(8)} == {100}  # Poisson batches have sizes of their own
 
 
-def test_a_run_of_another_version_is_told(small: Small) -> None:
+def test_a_config_that_lacks_a_value_is_refused_by_its_name(small: Small) -> None:
     config = small()
     run(config)
-    path = as_before_seals(Path(config.output)) / "config.json"
+    path = Path(config.output) / "config.json"
     values = json.loads(path.read_text())
     del values["resolved"]["data_digest"]
     path.write_text(json.dumps(values))
+    forged(path.parent)
     with pytest.raises(InputError, match=r"Expected data_digest in .*config\.json, got none"):
         run(config)

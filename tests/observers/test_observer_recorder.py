@@ -122,15 +122,6 @@ def test_whoever_sees_the_bound_of_an_end_and_goes_on_may_go_on_because_of_it(lo
     assert recorder.audit().bound.method == "Betting(expected=1.0)"
 
 
-def test_a_state_that_does_not_tell_whether_the_bound_was_shown_is_taken_for_one_that_was():
-    state, recorder = recorded(20).state_dict(), recorded(0)
-    del state["shown"]
-    recorder.load_state_dict(state)
-    assert recorder.audit().bound.method == "Betting(expected=1.0)"
-    recorder.record(np.zeros(16), np.arange(16) < 8)
-    assert recorder.state_dict()["looked"]
-
-
 def test_an_end_that_was_none_hides_the_bound_again():
     recorder = recorded(20)
     recorder.close()

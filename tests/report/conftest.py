@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import as_before_seals
+from damage import forged
 from digits_config import digits_config
 
 from dpaudit.experiments import parse_config, rehearse
@@ -42,16 +42,15 @@ def report(runs: dict[str, Path]) -> Report:
 
 @pytest.fixture
 def copied(runs: dict[str, Path], tmp_path: Path) -> Copy:
-    """A copy of a run as a version without seals left it, its result changed by a function, if any."""
+    """A copy of a run, whose result was changed by a function, and sealed again."""
 
     def copy(change: Callable[[dict[str, Any]], object] | None = None, *, name: str = "correct") -> Path:
         folder = tmp_path / "copy" / name
         shutil.copytree(runs[name], folder)
-        as_before_seals(folder)
         if change is not None:
             values = json.loads((folder / "result.json").read_text())
             change(values)
             (folder / "result.json").write_text(json.dumps(values))
-        return folder
+        return forged(folder)
 
     return copy

@@ -13,10 +13,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+from damage import forged
 from markdown_it import MarkdownIt
 
 from dpaudit.errors import InputError
-from dpaudit.report import Format, Report, read_run, schema
+from dpaudit.report import Format, Report, schema
+from dpaudit.report._read import read_own_run
 
 Copy = Callable[..., Path]
 EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'&lt;`|*_[a](javascript:alert(3))"
@@ -144,12 +146,12 @@ def evil(values: Any) -> Any:
 
 def test_hostile_words_stay_words(copied: Copy) -> None:
     folder = copied()
-    (folder / "versions.json").write_text('{"dpaudit": "0.1.0"}')
-    for name in ("result.json", "config.json", "versions.json"):
+    for name in ("result.json", "config.json"):
         values = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(evil(values)))
-    folder = folder.rename(folder.parent / EVIL.replace("/", "\N{DIVISION SLASH}"))
-    found = Report.read([folder, folder], title=EVIL, notice=EVIL)
+    folder = forged(folder.rename(folder.parent / EVIL.replace("/", "\N{DIVISION SLASH}")))
+    run = read_own_run(folder, name=folder.name)
+    found = Report(runs=(run, run), title=EVIL, notice=EVIL)
     text = found.to_text()
     page = Page(text)
     assert page.open == []
@@ -172,7 +174,8 @@ def test_words_of_a_run_begin_no_block_and_no_link_in_markdown(copied: Copy) -> 
         values["notes"] = [*BLOCKS, *LINKS]
         values["bound"]["assumptions"] = BLOCKS
 
-    text = Report.read([copied(change)], title="1. one", notice="> quote").to_text(Format.MARKDOWN)
+    run = read_own_run(copied(change), name="own")
+    text = Report(runs=(run,), title="1. one", notice="> quote").to_text(Format.MARKDOWN)
     tokens = MarkdownIt().enable("table").parse(text)
     kinds = {token.type for token in tokens}
     assert kinds & {"blockquote_open", "ordered_list_open", "hr", "code_block"} == set()
@@ -188,7 +191,8 @@ def test_a_number_in_a_table_is_not_escaped(copied: Copy) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["config"]["training"]["shift"] = -0.5
     (folder / "config.json").write_text(json.dumps(config))
-    assert "| -0.5 |" in Report.read([folder]).to_text(Format.MARKDOWN)
+    run = read_own_run(forged(folder), name="own")
+    assert "| -0.5 |" in Report(runs=(run,), title="t").to_text(Format.MARKDOWN)
 
 
 def test_words_cannot_move_the_cursor_of_a_terminal(copied: Copy) -> None:
@@ -196,25 +200,11 @@ def test_words_cannot_move_the_cursor_of_a_terminal(copied: Copy) -> None:
         values["bound"]["label"] = "\x1b[2J"
         values["bound"]["assumptions"] = ["\x1b[2J\u202eepsilon \ud800"]
 
-    found = read_run(copied(change), name="a\x1bb")
+    found = read_own_run(copied(change), name="a\x1bb")
     assert found.bound.assumptions == ("\ufffd[2J\ufffdepsilon \ufffd",)
     assert found.bound.statement.isprintable()
     assert found.name == "a\ufffdb"
     Report(runs=(found,), title="t").to_text().encode()
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_the_schema_of_every_version_is_there(version: int) -> None:
-    found = schema(version)
-    jsonschema.Draft202012Validator.check_schema(found)
-    assert found["properties"]["schema_version"] == {"const": version}
-    with pytest.raises(InputError, match="Expected a version from 1 to 2, got 3"):
-        schema(3)
-
-
-def test_a_report_of_version_1_is_as_its_schema_says() -> None:
-    stored = Path(__file__).parents[1] / "fixtures" / "version_1" / "report.json"
-    jsonschema.Draft202012Validator(schema(1)).validate(json.loads(stored.read_text()))
 
 
 def test_json_is_as_the_published_schema_says(report: Report, runs: dict[str, Path]) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import dpaudit
 from dpaudit.errors import InputError
 from dpaudit.stats import Bound, Kind
-from dpaudit.stats._serialization import from_repr, upgraded
 from dpaudit.stats.thresholds import BestOf
 
 TRADEOFFS = [
@@ -60,15 +57,6 @@ def test_what_is_written_is_read_back(interface: Any, part: Any) -> None:
     assert interface.from_dict(through_json(values)) == part
 
 
-@pytest.mark.parametrize(
-    ("interface", "part"), [pair for pair in PARTS if getattr(pair[1], "chosen", pair) is not None], ids=str
-)
-def test_what_version_1_wrote_is_read_as_the_same_method(interface: Any, part: Any) -> None:
-    if isinstance(part, dpaudit.Betting):  # its bets had neither
-        part = replace(part, tails=0.0, stop_loss=False)
-    assert interface.from_dict(from_repr(repr(part))) == part
-
-
 def test_a_part_of_another_interface_is_refused() -> None:
     with pytest.raises(InputError, match="Expected the values of TradeOff, got those of Fixed"):
         dpaudit.TradeOff.from_dict({"type": "Fixed"})
@@ -105,28 +93,6 @@ def test_a_class_of_the_user_is_read_as_soon_as_it_is_defined() -> None:
     assert dpaudit.TradeOff.from_dict({"type": "Shifted", "shift": 2.0}) == Shifted(2.0)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Fixed(threshold={[]: 1})",
-        "Fixed(threshold={[]})",
-        "a, the better of X() with ... of the error",
-        "a, the better of X() with 1.2.3 of the error",
-        "Fixed(" * 500,
-        "__import__('os').system('true')",
-    ],
-)
-def test_a_text_that_is_no_call_is_shown_as_it_is(text: str) -> None:
-    assert from_repr(text) == {"type": text}
-    assert repr(dpaudit.ThresholdRule.from_dict(from_repr(text))) == text
-
-
-@given(text=st.text(max_size=200))
-def test_any_text_of_version_1_becomes_values_and_runs_nothing(text: str) -> None:
-    found = dpaudit.TradeOff.from_dict(from_repr(text)) if from_repr(text)["type"] == text else None
-    assert found is None or repr(found) == text or isinstance(found, dpaudit.TradeOff)
-
-
 def bounds() -> list[Bound]:
     rng = np.random.default_rng(0)
     observations = dpaudit.Observations(
@@ -151,18 +117,6 @@ def bounds() -> list[Bound]:
 @pytest.mark.parametrize("bound", bounds(), ids=lambda bound: bound.label)
 def test_a_bound_is_read_back(bound: Bound) -> None:
     assert Bound.from_dict(through_json(bound.to_dict())) == bound
-
-
-@pytest.mark.parametrize("bound", bounds(), ids=lambda bound: bound.label)
-def test_a_bound_of_version_1_is_read_by_the_converter(bound: Bound) -> None:
-    values = through_json(bound.to_dict())
-    texts = {"tradeoff": repr(bound.tradeoff), "inference": bound.method, "threshold_rule": bound.rule}
-    stored = {"schema_version": 1, "bound": {**values, **texts}, "methods": [{**values, **texts}], "other": 1}
-    now = upgraded(stored)
-    assert now["schema_version"] == 2
-    assert now["other"] == 1
-    assert now["bound"]["label"] == bound.label
-    assert [Bound.from_dict(one) for one in (now["bound"], *now["methods"])] == [bound, bound]
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ def test_a_run_that_was_started_with_another_default_number_goes_on_with_that_nu
         return hook, dpsgd_training(hook, data=digits().split(500)[0], noise_multiplier=1.0, num_steps=5)
 
     with monkeypatch.context() as before:
-        before.setattr(OneRun, "default_num_gradients", 512)  # as in version 0.1
+        before.setattr(OneRun, "default_num_gradients", 512)
         (whole, straight), (_, stopped) = made(), made()
         finished(straight)
         for _ in range(2):

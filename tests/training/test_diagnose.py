@@ -117,9 +117,6 @@ def test_what_sums_showed_before_a_checkpoint_is_not_forgotten(train):
     assert second.diagnose() == first.diagnose()
     assert "sum-norm" in names(second)
     saved = second.state_dict()
-    del saved["step_sums"]  # as of version 0.1
-    second.load_state_dict(saved)
-    assert "sum-norm" not in names(second)
     with pytest.raises(InputError, match="the sums of steps that was created in the same way, got a damaged"):
         second.load_state_dict({**saved, "step_sums": {"num_steps": 3}})
 
@@ -143,24 +140,6 @@ def test_noise_that_is_not_finite_is_refused_at_any_coordinate(train):
 
     with pytest.raises(InputError, match="finite noise in step 0, got inf"):
         train(Diagnose(), num_steps=1, fault=OneInfinite, build=small, **NOISE)
-
-
-def test_a_diagnosis_of_all_coordinates_goes_on_with_all(train):
-    """Version 0.1 kept all coordinates of a model of this size."""
-    first, second = Diagnose(), Diagnose()
-    training = train(num_steps=1, build=small, **NOISE)
-
-    def again(hook):
-        return dpsgd_training(hook, build=small, data=training.data, num_steps=4, **NOISE)
-
-    stopped, resumed = again(first), again(second)
-    first._leaves, first._indices = first._sizes, None
-    stopped.step()
-    resumed.load_state_dict(stopped.state_dict())
-    finished(resumed)
-    noise = second.record.state_dict()["noise"]
-    assert noise["num_parameters"] == training.num_parameters
-    assert len(noise["step_energies"]) == 4
 
 
 def test_a_step_tells_which_examples_were_in_it(train):

@@ -68,13 +68,12 @@ def _listed(label: str, texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _findings(values: _Values) -> Sequence[_Values]:
-    """Return the findings that the verdict rests on; those of version 0.1 had an error rate of their own."""
-    is_joint = values.get("refuted") is not None and values.get("diagnosis") is not None
-    return values["diagnosis"]["findings"] if is_joint else ()
+    """Return the findings that the verdict rests on; black-box and stopped runs are not tested."""
+    return values["diagnosis"]["findings"] if values.get("diagnosis") is not None else ()
 
 
 def _estimate_lines(values: _Values) -> list[tuple[str, str]]:
-    """Return the estimates, which runs of version 0.1 and one-run audits lack."""
+    """Return the estimates, which stopped runs and one-run audits lack."""
     found = values.get("estimate")
     return [] if found is None else Estimate.from_dict(found).lines(brief=False)
 
@@ -91,7 +90,7 @@ def model_and_steps(values: _Values) -> list[tuple[str, str]]:
 
 
 def tests_of_noise(values: _Values) -> str:
-    """Return the findings of noise and batch tests, which old and end-to-end runs lack."""
+    """Return the findings of noise and batch tests, which black-box and stopped runs lack."""
     found = values.get("diagnosis")
     if found is None:
         return "noise tests: not run"

@@ -16,16 +16,9 @@ if TYPE_CHECKING:  # imported when the command is called, so that the others sta
 
 
 _Runs = Annotated[list[Path], typer.Argument(metavar="DIR", help="Directories of runs.")]
-_Unsealed = Annotated[
-    bool,
-    typer.Option(
-        "--allow-unsealed",
-        help="Accept runs of versions before 0.2, which have no manifest, if they are consistent.",
-    ),
-]
 
 
-def verify(*, runs: _Runs, allow_unsealed: _Unsealed = False, as_json: Json = False) -> None:
+def verify(*, runs: _Runs, as_json: Json = False) -> None:
     """Check that runs are as they were when they were sealed.
 
     Compares every file with the manifest, and derives counts, bounds and
@@ -38,8 +31,7 @@ def verify(*, runs: _Runs, allow_unsealed: _Unsealed = False, as_json: Json = Fa
 
     with working(f"Checking {len(runs)} {'run' if len(runs) == 1 else 'runs'}"):
         found = [_verification.verify(path) for path in runs]
-    accepted = {"sealed", "unsealed"} if allow_unsealed else {"sealed"}
-    is_accepted = all(one.status in accepted for one in found)
+    is_accepted = all(one.status == "sealed" for one in found)
     if as_json:
         print_json({"accepted": is_accepted, "runs": [one.to_dict() for one in found]})
     else:

@@ -23,7 +23,6 @@ SKETCH = 1024  # coordinates that are kept for every step
 _MAX_COORDINATES = 2**20  # coordinates kept for a large model
 _PREFIX = 256  # leading coordinates of each leaf that are compared with those of other leaves
 _MAX_COMPARED = 64  # leaves that are compared with each other
-_OLD_SKETCH = 512  # in version 0.1, whose states may be loaded
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ class Layout:
     """Their leading kept coordinates: leaves x coordinates, -1 beyond the end of a short leaf."""
 
     @classmethod
-    def of(cls, num_parameters: int, leaves: Leaves | None, sketch_size: int = SKETCH) -> Layout:
+    def of(cls, num_parameters: int, leaves: Leaves | None) -> Layout:
         """Lay out gradients of this length, split into these leaves; None means a single leaf."""
         named = _named(leaves, num_parameters)
         lengths = np.array([size for _, size in named], dtype=np.int64)
@@ -56,14 +55,13 @@ class Layout:
         starts = np.searchsorted(coordinates, offsets)
         sizes = np.diff(np.append(starts, coordinates.size))
         compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), _MAX_COMPARED)).astype(np.int64))
-        size = min(sketch_size, coordinates.size)
         return cls(
             num_parameters=num_parameters,
             leaves=named,
             kept=kept,
             starts=starts,
             sizes=sizes,
-            sketch=_sketched(starts, sizes, size) if size > _OLD_SKETCH else _random(coordinates.size, size),
+            sketch=_sketched(starts, sizes, min(SKETCH, coordinates.size)),
             compared=compared,
             heads=_heads(starts[compared], sizes[compared]),
         )
@@ -110,10 +108,6 @@ def _choose(offsets: IntArray, lengths: IntArray) -> IntArray | None:
     firsts = [np.arange(start, start + min(size, most)) for start, size in zip(offsets, lengths, strict=True)]
     others = fixed_rng(2).choice(total, size=_MAX_COORDINATES // 2, replace=False, shuffle=False)
     return np.unique(np.concatenate([*firsts, others]))
-
-
-def _random(total: int, count: int) -> IntArray:
-    return np.sort(fixed_rng(1).permutation(total)[:count])
 
 
 def _sketched(starts: IntArray, sizes: IntArray, count: int) -> IntArray:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.diagnostics._coordinate_layout import SKETCH, Layout, Leaves
+from dpaudit.diagnostics._coordinate_layout import Layout, Leaves
 from dpaudit.diagnostics._number_formats import GRID_ERROR, SINGLE, FormatCheck
 from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, sure_signs, sure_single_signs
 from dpaudit.errors import InputError, quoted
@@ -24,7 +24,7 @@ COVARIATES = ("batch_size", "sum_norm", "longest", "num_canaries")
 """Numbers of a step on which its noise must not depend."""
 # attributes of a record that its state holds unchanged
 _SUMS = ("energies", "step_energies", "sum_energy", "agreeing", "differing")
-_LATER = ("precision", "rounding", "largest", "covariates")  # since version 0.2
+_DESCRIPTIONS = ("precision", "rounding", "largest", "covariates")
 
 
 class NoiseRecord:
@@ -40,7 +40,7 @@ class NoiseRecord:
         self.step_energies: list[float] = []
         """The sum of squares of each step."""
         self.step_sums: list[float] = []
-        """The sum of the noise of each step; not a number if it was not kept."""
+        """The sum of the noise of each step."""
         self.sum_energy = 0.0
         """The squared sum of signs of each leaf in each step, over the leaf's size, summed."""
         self.agreeing: FloatArray
@@ -350,7 +350,7 @@ class NoiseRecord:
             "num_parameters": self.layout.num_parameters,
             "leaves": dict(self.layout.leaves),
             **{name: copy(getattr(self, name)) for name in _SUMS},
-            **{name: deepcopy(getattr(self, name)) for name in _LATER},
+            **{name: deepcopy(getattr(self, name)) for name in _DESCRIPTIONS},
             "resolution": self._resolution,
             "sizes": self._sizes.copy(),
             "step_sums": list(self.step_sums),
@@ -365,26 +365,18 @@ class NoiseRecord:
         """Resume from a ``state_dict``."""
         if not state:
             return
-        buffered = state["sketches"]["head"]
-        width = buffered.shape[1] if len(buffered) else SKETCH
-        self._start(Layout.of(state["num_parameters"], state["leaves"], width))
+        self._start(Layout.of(state["num_parameters"], state["leaves"]))
         for name in _SUMS:
             setattr(self, name, copy(state[name]))
-        self._resolution, self._sizes = state["resolution"], np.array(state.get("sizes", np.zeros(2)))
-        self.step_sums = list(state.get("step_sums", [np.nan] * self.num_steps))
+        self._resolution, self._sizes = state["resolution"], np.array(state["sizes"])
+        self.step_sums = list(state["step_sums"])
         self.sketches.load_state_dict(state["sketches"])
-        if "sums" in state:
-            self.sums.load_state_dict(state["sums"])
-            self.formats.load_state_dict(state["formats"])
-            if "examples" in state:
-                self.examples.load_state_dict(state["examples"])
-            if "weights" in state:
-                self.weight_rows.load_state_dict(state["weights"])
-            for name in _LATER:
-                setattr(self, name, deepcopy(state[name]))
-        else:  # of version 0.1, where nothing else was kept
-            self.largest = [(np.nan, 0.0)] * self.num_steps
-            self.covariates = {name: [np.nan] * self.num_steps for name in COVARIATES}
+        self.sums.load_state_dict(state["sums"])
+        self.formats.load_state_dict(state["formats"])
+        self.examples.load_state_dict(state["examples"])
+        self.weight_rows.load_state_dict(state["weights"])
+        for name in _DESCRIPTIONS:
+            setattr(self, name, deepcopy(state[name]))
 
 
 def _pair(given: Any) -> tuple[float, float]:

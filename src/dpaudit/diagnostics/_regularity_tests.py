@@ -128,7 +128,7 @@ def _all_views(record: NoiseRecord) -> Iterator[_View]:
     rows, sizes = record.rows, np.asarray(record.layout.sketch_sizes)
     size = record.energies.size
     sums = np.asarray(record.step_sums)
-    if size > 1 and np.isfinite(sums).all():  # not if the state of version 0.1 was loaded
+    if size > 1:
         yield _View("a step", size, sums, np.asarray(record.step_energies))
     squares = np.multiply(rows, rows, dtype=np.float64)
     used = np.flatnonzero(sizes)

@@ -133,14 +133,13 @@ class SumRecord:
         found = {name: [one.count, one.size, one.sentence] for name, one in self._faults.items() if one.count}
         return {"num_steps": self.num_steps, "num_unknown": self._num_unknown, "found": found}
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Resume from a ``state_dict``; None, of a checkpoint before version 0.2, knows of no step."""
-        given = SumRecord().state_dict() if state is None else state
-        with _validate.restoring("the sums of steps", given):
-            self.num_steps = _validate.whole("num_steps", given["num_steps"], low=0)
-            self._num_unknown = _validate.whole("num_unknown", given["num_unknown"], low=0)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a ``state_dict``."""
+        with _validate.restoring("the sums of steps", state):
+            self.num_steps = _validate.whole("num_steps", state["num_steps"], low=0)
+            self._num_unknown = _validate.whole("num_unknown", state["num_unknown"], low=0)
             for name, one in self._faults.items():
-                count, size, sentence = given["found"].get(name, (0, -math.inf, ""))
+                count, size, sentence = state["found"].get(name, (0, -math.inf, ""))
                 one.count = _validate.whole(name, count, low=0)
                 one.size, one.sentence = float(size), str(sentence)
         self.last = None

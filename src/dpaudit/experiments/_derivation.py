@@ -2,7 +2,7 @@
 
 The methods follow from the config: a result cannot choose a confidence, a bound or a method of its own, nor
 omit one. What is not derived: power, p-values and sentences of tests, likely causes, accuracy and timing.
-Only the seal protects those. Runs of version 0.1, whose methods were others, are in ``_version_1.py``.
+Only the seal protects those.
 """
 
 from __future__ import annotations
@@ -34,63 +34,55 @@ _UNTESTED = "the noise is not tested"
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A stored value, and what follows from the scores instead.
-
-    ``is_known`` states that the version of the run is known to have computed it in another way.
-    """
+class _Difference:
+    """A stored value, and what follows from the scores instead."""
 
     key: str
     stored: object
     derived: object
-    is_known: bool = False
 
 
 def derive(folder: Path, values: Mapping[str, Any]) -> None:
     """Compare a result with what follows from scores and config; raise if it differs, or they are missing."""
-    with naming(folder):
-        scores = read_scores(folder, values, is_required=True)
-        assert scores is not None
-        refuse(folder, values, next(_differences(values, scores), None))
+    with _naming(folder):
+        scores = _read_scores(folder, values)
+        for wrong in _differences(values, scores):
+            raise InputError(
+                f"Expected {wrong.key} = {_shown(wrong.derived)} in {folder / 'result.json'}, as follows "
+                f"from the other files of the run, got {_shown(wrong.stored)}: {_reason(values)}."
+            )
         _require_start(folder, values)
 
 
-def read_scores(folder: Path, values: Mapping[str, Any], *, is_required: bool) -> StoredScores | None:
+def _read_scores(folder: Path, values: Mapping[str, Any]) -> StoredScores:
     """Return the scores of a run, after checking its config and that they can be counted."""
     if values.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"Expected schema_version={SCHEMA_VERSION}, got another one.")
     config = _config(folder)
     _require_config(values, config, folder)
     table = config.get("config", {}).get("audit") or values.get("audit") or {}
-    scores = StoredScores.read(folder, values, table, is_required=is_required)
+    scores = StoredScores.read(folder, values, table)
     try:
-        if scores is not None and not scores.are_guessed:
+        if not scores.are_guessed:
             _ = scores.observations
     except InputError as error:
         raise InputError(f"The observations in {folder} are damaged. {error}") from error
     return scores
 
 
-def refuse(folder: Path, values: Mapping[str, Any], wrong: Difference | None) -> None:
-    """Raise if there is a difference that the version of the run does not explain."""
-    if wrong is not None:
-        derived, stored = _shown(wrong.derived), _shown(wrong.stored)
-        raise InputError(
-            f"Expected {wrong.key} = {derived} in {folder / 'result.json'}, as follows from the other files "
-            f"of the run, got {stored}: {_reason(claimed_version(folder, values))}."
-        )
-
-
-def _reason(writer: str | None) -> str:
-    if writer in (None, dpaudit.__version__):
-        return "one of them has changed"
-    return (
-        f"one of them has changed, or version {writer} of dpaudit, which the run names, computed it otherwise"
-    )
+def _reason(values: Mapping[str, Any]) -> str:
+    try:
+        writer = ascii(str(values["provenance"]["packages"]["dpaudit"]))[1:41].removesuffix("'")
+    except (KeyError, TypeError):
+        writer = dpaudit.__version__
+    reason = "one of them has changed"
+    if writer == dpaudit.__version__:
+        return reason
+    return f"{reason}, or version {writer} of dpaudit, which the run names, computed it otherwise"
 
 
 @contextmanager
-def naming(folder: Path) -> Iterator[None]:
+def _naming(folder: Path) -> Iterator[None]:
     """Add the name of the result to errors; a value of another type is damage."""
     path = folder / "result.json"
     try:
@@ -112,10 +104,10 @@ def _shown(value: object) -> str:
     return "nothing" if value is None else f"{value!a:.200}"  # without control characters
 
 
-def _differences(values: Mapping[str, Any], scores: StoredScores) -> Iterator[Difference]:
+def _differences(values: Mapping[str, Any], scores: StoredScores) -> Iterator[_Difference]:
     """Yield what differs from the analysis that the config implies."""
     if not isinstance(values.get("provenance"), Mapping):
-        yield Difference("provenance", values.get("provenance"), {"packages": "..."})
+        yield _Difference("provenance", values.get("provenance"), {"packages": "..."})
     found = _analyzed(scores)
     derived = {
         "claim": found.claim,
@@ -130,10 +122,10 @@ def _differences(values: Mapping[str, Any], scores: StoredScores) -> Iterator[Di
         **found.more,
         **_size_values(values, scores),
     }
-    yield from unequal("", values, derived)
-    yield from unequal("", values, _verdict_values(values, found))
+    yield from _unequal("", values, derived)
+    yield from _unequal("", values, _verdict_values(values, found))
     if found.is_reversed and REVERSED not in values["notes"]:
-        yield Difference("notes", values["notes"], [REVERSED])
+        yield _Difference("notes", values["notes"], [REVERSED])
 
 
 def _analyzed(scores: StoredScores) -> RunAnalysis:
@@ -180,7 +172,7 @@ def _verdict_values(values: Mapping[str, Any], found: RunAnalysis) -> dict[str, 
         return {"verdict": name, "sentence": sentence, **dict.fromkeys(("refuted", "estimate", "diagnosis"))}
     tests: dict[str, Any] | None = None
     if found.tests is not None and values["diagnosis"] is not None:
-        diagnosis = stored_diagnosis(values["diagnosis"], found.tests)
+        diagnosis = _stored_diagnosis(values["diagnosis"], found.tests)
         result = result.joined(diagnosis)
         keys = "name", "p_value", "adjusted"
         rows = [{key: getattr(one, key) for key in keys} for one in diagnosis.findings]
@@ -196,7 +188,7 @@ def _verdict_values(values: Mapping[str, Any], found: RunAnalysis) -> dict[str, 
     }
 
 
-def stored_diagnosis(stored: Mapping[str, Any], confidence: float) -> Diagnosis:
+def _stored_diagnosis(stored: Mapping[str, Any], confidence: float) -> Diagnosis:
     """Return the findings that follow from the p-values, and those that need no test."""
     checks = [Check(sentence="", **_test_values(one)) for one in stored["tests"]]
     names = {check.name for check in checks}
@@ -214,17 +206,17 @@ def _test_values(one: Mapping[str, Any]) -> dict[str, Any]:
     return {**known, "estimate": math.nan if estimate is None else float(estimate)}
 
 
-def unequal(where: str, stored: object, derived: object, *, is_exact: bool = False) -> Iterator[Difference]:
+def _unequal(where: str, stored: object, derived: object, *, is_exact: bool = False) -> Iterator[_Difference]:
     """Yield the innermost values that differ; keys that are not derived are not compared."""
     if isinstance(derived, Mapping) and isinstance(stored, Mapping):
         for key, value in derived.items():
-            yield from unequal(f"{where}.{key}".lstrip("."), stored.get(key), value, is_exact=is_exact)
+            yield from _unequal(f"{where}.{key}".lstrip("."), stored.get(key), value, is_exact=is_exact)
     elif isinstance(derived, list) and isinstance(stored, list) and len(derived) == len(stored):
         for index, (one, value) in enumerate(zip(stored, derived, strict=True)):
             name = value.get("name", index) if isinstance(value, Mapping) else index
-            yield from unequal(f"{where}.{name}", one, value, is_exact=is_exact)
+            yield from _unequal(f"{where}.{name}", one, value, is_exact=is_exact)
     elif stored != derived and (is_exact or not _is_close(where, stored, derived)):
-        yield Difference(where, stored, derived)
+        yield _Difference(where, stored, derived)
 
 
 def _is_close(key: str, stored: object, derived: object) -> bool:
@@ -264,7 +256,7 @@ def _require_config(values: Mapping[str, Any], stored: Mapping[str, Any], folder
         **({"provenance": _provenance_values(config, resolved)} if stored and provenance else {}),
     }
     known = {key: value for key, value in expected.items() if value is not None}
-    for one in unequal("", values, known, is_exact=True):
+    for one in _unequal("", values, known, is_exact=True):
         raise InputError(
             f"Expected {quoted(one.key)[1:-1]} = {quoted(one.derived)} in {folder / 'result.json'}, as in "
             f"config.json, got {quoted(one.stored)}: one of the files has changed."
@@ -292,7 +284,7 @@ def _require_start(folder: Path, values: Mapping[str, Any]) -> None:
     first, *later = require_checksum(path, read_json(path), "run the config again elsewhere")["starts"]
     started = {key: value for key, value in first.items() if key != "at"}
     known = {**started, "started": first["at"], "resumed": later or None}
-    for one in unequal("provenance", values["provenance"], known, is_exact=True):
+    for one in _unequal("provenance", values["provenance"], known, is_exact=True):
         raise InputError(
             f"Expected {quoted(one.key)[1:-1]} = {quoted(one.derived)} in {folder / 'result.json'}, as in "
             f"provenance.json, got {quoted(one.stored)}: one of the files has changed."
@@ -303,13 +295,3 @@ def _config(folder: Path) -> Mapping[str, Any]:
     """Return the stored config; empty if it was removed, because it holds the seeds."""
     path = folder / "config.json"
     return read_json(path) if path.exists() else {}
-
-
-def claimed_version(folder: Path, values: Mapping[str, Any]) -> str | None:
-    """Return the version of dpaudit that the run names, if it names one."""
-    try:
-        found = values["provenance"]["packages"]["dpaudit"]
-    except (KeyError, TypeError):
-        path = folder / "versions.json"
-        found = read_json(path).get("dpaudit") if path.exists() else None
-    return None if found is None else ascii(str(found))[1:41].removesuffix("'")

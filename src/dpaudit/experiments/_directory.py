@@ -21,18 +21,17 @@ import torch
 
 from dpaudit import _io, _provenance
 from dpaudit._faults import raise_if_machine
-from dpaudit._io import JsonCache, difference, open_file
+from dpaudit._io import JsonCache, difference, open_file, read_json
 from dpaudit.errors import InputError
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments._seal import (
     MANIFEST,
     RUN_FILES,
     HashingWriter,
-    is_of_version_1,
     require_checksum,
+    require_digest,
     require_files,
     seal,
-    unhashed_size,
     unseal,
     with_checksum,
 )
@@ -89,12 +88,6 @@ class RunDirectory:
             )
         return Resolved.from_dict(stored.get("resolved"), str(self._json.path("config")))
 
-    @property
-    def is_of_version_1(self) -> bool:
-        """Whether a version before 0.2, which wrote no checksums, has started the run."""
-        stored = self._json.read("config")
-        return stored is not None and is_of_version_1(stored)
-
     def start(self, config: Config, resolved: Resolved) -> None:
         """Write the provenance and the config of a new run before its first step."""
         self.note_start(is_new=True)
@@ -110,10 +103,9 @@ class RunDirectory:
         starts = _provenance.with_start(self._starts(), is_new=is_new)
         self._json.write(PROVENANCE, with_checksum({"starts": starts}))
 
-    def seal_digest(self) -> str | None:
-        """Return the digest of the manifest; None if the run is not sealed."""
-        found = self._json.read(MANIFEST)
-        return None if found is None else str(found.get("seal"))
+    def seal_digest(self) -> str:
+        """Return the digest of the manifest that this process has written."""
+        return str(read_json(self._json.path(MANIFEST))["seal"])
 
     def _starts(self) -> list[Any]:
         stored = self._json.read(PROVENANCE)
@@ -171,7 +163,7 @@ def run_digest(config: Config, resolved: Resolved) -> str:
     return _provenance.digest([config.identity(), resolved.to_dict()])
 
 
-def save(path: Path, training: Training, seconds: float, run: str | None = None) -> None:
+def save(path: Path, training: Training, seconds: float, run: str) -> None:
     """Write a checkpoint, with private permissions: it reveals seeds and canary membership."""
     state = _as_tensors({"training": training.state_dict(), "seconds": seconds, "run": run})
 
@@ -183,15 +175,14 @@ def save(path: Path, training: Training, seconds: float, run: str | None = None)
     _io.write(path, fill, private=True)
 
 
-def restore(path: Path, training: Training, run: str | None = None) -> float:
+def restore(path: Path, training: Training, run: str) -> float:
     """Restore the state of a training run; return the seconds that it had taken. ``run`` is its digest."""
     try:
         with open_file(path) as file:
-            size = unhashed_size(file)
+            require_digest(file)
             _require_undamaged(file)
             state = _as_arrays(_loaded(file))
-        _require("run" not in state or size is not None)  # written by a version that appends a digest
-        if state.get("run") not in (None, run):
+        if state["run"] != run:
             raise InputError(  # noqa: TRY301
                 f"Expected a checkpoint of this run in {path}, got that of another run; restore it, or "
                 "delete it to restart the run from its first step with the same seeds."

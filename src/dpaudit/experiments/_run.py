@@ -45,13 +45,12 @@ _STOPPED = (
 class Outcome:
     """Plain values of ``result.json``, and whether the run had been finished before.
 
-    ``seal`` is the digest of the manifest, None for a run of a version without one; ``remarks`` are sentences
-    on what could not be checked or derived again.
+    ``seal`` is the digest of the manifest; ``remarks`` are sentences on files that were removed since.
     """
 
     values: dict[str, Any]
     was_finished: bool
-    seal: str | None = None
+    seal: str
     remarks: tuple[str, ...] = ()
 
 
@@ -80,7 +79,7 @@ def run(
             require_same_code(resolved, config)
         stored = None if resolved is None else directory.result()
         if stored is not None and not (retry_failed and stored.values.get("num_failed")):
-            return Outcome(stored.values, was_finished=True, seal=stored.digest, remarks=stored.remarks)
+            return Outcome(stored.values, was_finished=True, seal=stored.seal.digest, remarks=stored.remarks)
         values = _run_training(config, directory, resolved, listener, retry_failed=retry_failed)
         return Outcome(values, was_finished=False, seal=directory.seal_digest())
 

@@ -104,16 +104,14 @@ class StoredScores:
     audit: Mapping[str, Any]
 
     @classmethod
-    def read(
-        cls, folder: Path, values: Mapping[str, Any], audit: Mapping[str, Any], *, is_required: bool
-    ) -> StoredScores | None:
-        """Read the scores of a run with this result; None if they are missing and not required."""
+    def read(cls, folder: Path, values: Mapping[str, Any], audit: Mapping[str, Any]) -> StoredScores:
+        """Read the scores of a run with this result."""
         expected = _FILES_OF_MODES.get(str(values.get("mode")))
         if expected is None:
             raise InputError(f"Expected mode to be one of {', '.join(_FILES_OF_MODES)}.")
         found = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in SCORE_FILES.items()}
         for name, array in found.items():
-            if array is None and name in expected and is_required:
+            if array is None and name in expected:
                 raise InputError(
                     f"Expected {folder / name}.npy, from which the numbers of the run follow, but it is "
                     "missing; restore it."
@@ -123,7 +121,7 @@ class StoredScores:
                     f"Expected no {folder / name}.npy in a run of mode {values['mode']}; remove it."
                 )
         arrays = {name: array for name, array in found.items() if array is not None}
-        return cls(arrays, values, audit) if len(arrays) == len(expected) else None
+        return cls(arrays, values, audit)
 
     @cached_property
     def digest(self) -> str:
@@ -291,7 +289,7 @@ def _steps(scores: StoredScores, claim: Claim) -> RunAnalysis:
     )
     result = audit_untuned(scores.observations, claim=claim, confidence=level, tradeoff=curve, inference=bets)
     names = method_names(
-        table["methods"], is_coupled=scores.is_coupled, stopped_early=values["stopped_early"] is True
+        table["methods"], is_coupled=scores.is_coupled, stopped_early=values.get("stopped_early") is True
     )
     found = _examined(scores, claim, level, tradeoff=curve, of_steps=True, names=names, result=result)
     return RunAnalysis.of(found, result, tests=tests)

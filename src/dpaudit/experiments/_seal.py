@@ -34,7 +34,6 @@ PRIVATE_FILES: Final = ("config.json", "checkpoint.pt", *STORE_FILES)
 # all files that dpaudit reads from the directory of a run; reports are made from them and not sealed
 RUN_FILES: Final = (
     "config.json",
-    "versions.json",
     "provenance.json",
     "canary.json",
     "checkpoint.pt",
@@ -174,19 +173,15 @@ def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, CHECKSUM: digest(values)}
 
 
-def is_of_version_1(values: Mapping[str, Any]) -> bool:
-    """Return whether a version before 0.2, which wrote no checksums, wrote this JSON file."""
-    return CHECKSUM not in values and values.get("schema_version") == 1
-
-
 def require_checksum(
     path: Path, values: Mapping[str, Any], otherwise: str = "choose another output directory"
 ) -> dict[str, Any]:
-    """Return the values without their checksum; raise if it differs. Version 0.1 wrote none."""
+    """Return the values without their checksum; raise if it differs or is missing."""
     kept = {key: value for key, value in values.items() if key != CHECKSUM}
-    if not is_of_version_1(values) and values.get(CHECKSUM) != digest(kept):
+    if values.get(CHECKSUM) != digest(kept):
+        reason = "its checksum differs" if CHECKSUM in values else "it has no checksum"
         raise InputError(
-            f"Expected {path} to be as the run wrote it, but its checksum differs; restore it or {otherwise}."
+            f"Expected {path} to be as the run wrote it, but {reason}; restore it or {otherwise}."
         )
     return kept
 
@@ -211,18 +206,15 @@ class HashingWriter:
         self._file.write(_TRAILER + self._digest.hexdigest().encode())
 
 
-def unhashed_size(file: BinaryIO) -> int | None:
-    """Return the size of a file without its digest, None if it has none; raise ``ValueError`` if it differs.
-
-    Versions before 0.2 wrote none.
-    """
+def require_digest(file: BinaryIO) -> None:
+    """Raise ``ValueError`` unless the file ends with the digest of everything before it."""
     length = len(_TRAILER) + _HEX
     size = file.seek(0, os.SEEK_END) - length
     file.seek(max(size, 0))
     end = file.read(length)
     file.seek(0)
     if size < 0 or not end.startswith(_TRAILER):
-        return None
+        raise ValueError("there is no digest")
     found, left = hashlib.sha256(), size
     while piece := file.read(min(_CHUNK, left)):
         found.update(piece)
@@ -230,4 +222,3 @@ def unhashed_size(file: BinaryIO) -> int | None:
     file.seek(0)
     if found.hexdigest().encode() != end.removeprefix(_TRAILER):
         raise ValueError("the digest differs")
-    return size

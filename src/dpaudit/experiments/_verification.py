@@ -6,35 +6,21 @@ result.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from dpaudit import _io
 from dpaudit._faults import raise_if_machine
 from dpaudit._io import open_file, read_json
 from dpaudit.errors import InputError
-from dpaudit.experiments._derivation import claimed_version, derive
-from dpaudit.experiments._seal import (
-    CHECKSUM,
-    Seal,
-    check_seal,
-    is_of_version_1,
-    require_checksum,
-    require_files,
-    unhashed_size,
-)
-from dpaudit.experiments._version_1 import VERSION_1, derive_version_1
-from dpaudit.stats._serialization import upgraded
+from dpaudit.experiments._derivation import derive
+from dpaudit.experiments._seal import Seal, check_seal, require_checksum, require_digest, require_files
 
 PROVENANCE: Final = "provenance"  # key of a result, and name of the file with the starts of a run
-UNSEALED: Final = (
-    "This run is not sealed, because a version of dpaudit without seals made it: only counts, bounds and "
-    "verdict could be checked, by deriving them from the scores."
-)
+_LOST_SEAL = "the run was interrupted before it was sealed, or the manifest was removed"
 
 
 class Status(StrEnum):
@@ -43,7 +29,7 @@ class Status(StrEnum):
     SEALED = "sealed"
     """Every file is as the run left it, and counts, bounds and verdict follow from the scores."""
     UNSEALED = "unsealed"
-    """The same, but without a manifest: the run was made by a version before 0.2."""
+    """There is a result, but no manifest, so it was not checked; what it can be derived from is intact."""
     UNFINISHED = "unfinished"
     """There is no result yet; what is stored is intact."""
     REFUSED = "refused"
@@ -55,13 +41,8 @@ class Verified:
     """The result of a finished run, whose files and numbers were checked."""
 
     values: dict[str, Any]
-    seal: Seal | None
+    seal: Seal
     remarks: tuple[str, ...]
-
-    @property
-    def digest(self) -> str | None:
-        """The digest of the seal; None without one."""
-        return None if self.seal is None else self.seal.digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,118 +65,83 @@ def verify(folder: str | Path) -> Verification:
     """Check the directory of a run; what is wrong is part of the result."""
     path = _io.expanded(folder)
     try:
-        found = verify_finished(path)
-        if found is not None:
-            status = Status.UNSEALED if found.seal is None else Status.SEALED
-            uncovered = () if found.seal is None else found.seal.uncovered
-            more = (
-                (f"Not part of the run, and not sealed: {', '.join(uncovered):.400}.",) if uncovered else ()
-            )
-            return Verification(
-                directory=str(folder),
-                status=status,
-                verdict=found.values.get("verdict"),
-                seal=found.digest,
-                remarks=(*found.remarks, *more),
-            )
-        if (path / "result.json").exists():
-            _require_no_lost_seal(path)
-        remarks = tuple(_unfinished(path))
+        finished = verify_finished(path)
+        if finished is None:
+            remarks = tuple(_unfinished(path))
+            status = Status.UNSEALED if (path / "result.json").exists() else Status.UNFINISHED
+            return Verification(directory=str(folder), status=status, remarks=remarks)
     except InputError as error:
         return Verification(directory=str(folder), status=Status.REFUSED, error=str(error))
-    return Verification(directory=str(folder), status=Status.UNFINISHED, remarks=remarks)
+    seal, remarks = finished.seal, finished.remarks
+    if seal.uncovered:
+        remarks = (*remarks, f"Not part of the run, and not sealed: {', '.join(seal.uncovered):.400}.")
+    return Verification(
+        directory=str(folder),
+        status=Status.SEALED,
+        verdict=finished.values.get("verdict"),
+        seal=seal.digest,
+        remarks=remarks,
+    )
 
 
 def verify_finished(folder: Path) -> Verified | None:
-    """Return the checked result of a run; None if it is unfinished, or has lost its seal.
+    """Return the checked result of a sealed run; None without a seal.
 
     Such a run can be resumed: its numbers are then computed again from the checkpoint or the stored trials.
     """
-    seal, path = check_seal(folder), folder / "result.json"
-    if not path.exists() or (seal is None and _sign_of_seals(folder) is not None):
+    seal = check_seal(folder)
+    if seal is None:
         return None
-    values = upgraded(read_json(path))
+    values = read_json(folder / "result.json")
     return Verified(values, seal, remarks_on(folder, values, seal))
 
 
 def remarks_on(folder: Path, values: Mapping[str, Any], seal: Seal | None) -> tuple[str, ...]:
     """Derive a result again; return what a reader has to know, raise if it contradicts the scores."""
     if seal is None:
-        _require_no_lost_seal(folder)
-        return (UNSEALED, *derive_version_1(folder, values))
+        raise InputError(
+            f"Expected manifest.json in {folder}, but it is missing: {_LOST_SEAL}; restore it, or repeat "
+            "the dpaudit run command, which derives the result again and seals it."
+        )
     derive(folder, values)
     return (f"Removed since the run was sealed: {', '.join(seal.absent)}.",) if seal.absent else ()
 
 
-def _require_no_lost_seal(folder: Path) -> None:
-    """Raise if a version that seals its runs has written a file of this one."""
-    if (sign := _sign_of_seals(folder)) is not None:
-        raise InputError(
-            f"Expected manifest.json in {folder}, but it is missing, although {sign} is of a version of "
-            "dpaudit that seals its runs: the run ended before it was sealed, or the manifest was removed; "
-            "run the same dpaudit run command again."
-        )
-
-
-def _sign_of_seals(folder: Path) -> str | None:
-    """Return a file that version 0.1, which had no seals, cannot have written; None if there is none."""
-    if (folder / f"{PROVENANCE}.json").exists():
-        return f"{PROVENANCE}.json"
-    for name in ("config.json", "result.json"):
-        stored = read_json(folder / name) if (folder / name).exists() else {}
-        if stored and (PROVENANCE in stored or not is_of_version_1(stored)):
-            return name
-    version = claimed_version(folder, {})
-    return None if version is None or version.startswith(VERSION_1) else "versions.json"
-
-
 def _unfinished(folder: Path) -> Iterator[str]:
-    """Check all files of a run without a result; yield what is stored."""
+    """Check all files that a run is resumed from; yield what is stored."""
     if not (folder / "config.json").exists():
         raise InputError(
-            f"Expected {folder} to be the directory of a run, but there is neither a result.json nor a "
+            f"Expected {folder} to be the directory of a run, but there is neither a manifest.json nor a "
             "config.json."
         )
     require_files(folder)
-    is_old = is_of_version_1(read_json(folder / "config.json"))
     for name in ("config.json", f"{PROVENANCE}.json", "canary.json"):
         if (folder / name).exists():
-            values = read_json(folder / name)
-            if not (is_old and name == "canary.json" and CHECKSUM not in values):
-                require_checksum(folder / name, values)
-    if not is_old and not (folder / f"{PROVENANCE}.json").exists():
+            require_checksum(folder / name, read_json(folder / name))
+    if (folder / "result.json").exists():
+        yield (
+            f"There is no manifest.json: {_LOST_SEAL}. Its result.json was not checked; the same dpaudit run "
+            "command computes it again from the checkpoint or the stored trials, and seals it."
+        )
+    if not (folder / f"{PROVENANCE}.json").exists():
         yield f"{PROVENANCE}.json is missing: the result will not say when the run was started."
     if (folder / "checkpoint.pt").exists():
-        yield _checkpoint(folder / "checkpoint.pt", is_old=is_old)
+        _require_checkpoint(folder / "checkpoint.pt")
+        yield "Its checkpoint is intact."
     if (folder / "trials.sqlite3").exists():
         from dpaudit.experiments.trials._store import count_rows  # noqa: PLC0415  # of black-box audits only
 
         yield f"The {count_rows(folder / 'trials.sqlite3'):,} stored trials are intact."
 
 
-def _checkpoint(path: Path, *, is_old: bool) -> str:
-    """Return what is known about a checkpoint; only that of a run of version 0.1 may have no checksum."""
+def _require_checkpoint(path: Path) -> None:
+    """Raise unless the checkpoint ends with its digest."""
     try:
         with open_file(path) as file:
-            size = unhashed_size(file)
-            if size is None:
-                _require_archive(file, is_old=is_old)
-    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+            require_digest(file)
+    except (OSError, ValueError) as error:
         raise_if_machine(error, f"Cannot read {path}")
         raise InputError(
             f"Expected an intact checkpoint in {path}, but it is damaged; delete it to restart the run from "
             "its first step with the same seeds."
         ) from error
-    if size is None:
-        return "Its checkpoint has no checksum, because a version before 0.2 wrote it."
-    return "Its checkpoint is intact."
-
-
-def _require_archive(file: BinaryIO, *, is_old: bool) -> None:
-    """Raise ``BadZipFile`` unless all of an archive is there, as version 0.1 wrote it."""
-    if not is_old:
-        raise zipfile.BadZipFile("its end is missing")
-    with zipfile.ZipFile(file) as packed:
-        is_whole = all(one.compress_type == zipfile.ZIP_STORED for one in packed.infolist())
-        if not is_whole or packed.testzip() is not None:
-            raise zipfile.BadZipFile("a part has changed")

@@ -202,10 +202,7 @@ class RunTests:
 
 
 def remaining_level(bound: float, joint: float) -> float | None:
-    """Return the confidence of tests whose error rate a bound leaves; None if it leaves nothing.
-
-    The bound of a run that was begun by version 0.1 has the whole error rate.
-    """
+    """Return the confidence of tests whose error rate a bound leaves; None if it leaves nothing."""
     return None if bound <= joint else 1 - (bound - joint)
 
 

@@ -413,13 +413,12 @@ class Recorder:
             require_resumable(scores, self._num_canaries)
             self._bets.load_state_dict(state)
             if "confidence" in state:
-                self.confidence = _validate.confidence(state.get("joint_confidence", self._bets.level))
+                self.confidence = _validate.confidence(state["joint_confidence"])
                 self._tests_level = remaining_level(self._bets.level, self.confidence)
             self._log.load(scores, present)
             self._tests.num_resumed = len(self._log)
-            # a state that does not record whether the bound was shown counts as shown
             self._shown.early = _validate.flag("looked", state["looked"])
-            self._shown.any = _validate.flag("shown", state.get("shown", True))
+            self._shown.any = _validate.flag("shown", state["shown"])
             self._lengths.counts = np.array(state.get("lengths", np.zeros_like(self._lengths.counts)))
         self._live = None
         self._coins = CoinCheck()

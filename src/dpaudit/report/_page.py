@@ -233,8 +233,6 @@ def _settings(run: Run) -> Html | None:
     if origin:
         folded = element("summary", element("h3", "Provenance"))
         parts.append(element("details", folded, _lines(origin)))
-    elif run.versions:
-        parts += [element("h3", "Versions"), _lines(run.versions)]
     return element("div", joined(parts), class_="part") if parts else None
 
 

@@ -195,7 +195,7 @@ def _trajectory(
 
 
 def _ends_at(course: Trajectory, bound: Bound) -> bool:
-    """Return whether the last point is the bound; stored bounds of 0.1 come from other bets."""
+    """Return whether the last point is the bound, which it is only if the bound was betted on."""
     last = course.points[-1].epsilon
     return isinstance(bound.inference, Betting) and math.isclose(last, bound.epsilon, rel_tol=1e-3)
 

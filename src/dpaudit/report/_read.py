@@ -26,7 +26,7 @@ from dpaudit.report._run import ClaimSummary, MethodBound, Run, flattened, print
 from dpaudit.stats import Bound, Estimate, Kind, Observations, Power, Verdict
 from dpaudit.stats._bound import LARGEST, number
 from dpaudit.stats._result import MECHANISM, OTHER_MECHANISM, PRIVACY, ClaimPart, verdict_sentence
-from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
+from dpaudit.stats._serialization import SCHEMA_VERSION
 
 _LONGEST_TEXT = 10_000  # characters
 _LARGEST_INTEGER = 2**63
@@ -65,14 +65,15 @@ def _read(folder: Path, name: str | None, remarks_on: Callable[..., tuple[str, .
             hypothesis=rebuilt_hypothesis(values, tradeoff, run.claim.parameter),
             in_order=counted != "canary",  # canaries of one run have no order in time
         )
-    provenance = {} if values.get(PROVENANCE) is None else flattened(_section(values, PROVENANCE), hidden=())
+        provenance = _section(values, PROVENANCE)
+        versions = _versions(provenance)
     return replace(
         run,
         notes=(*run.notes, *remarks),
         remarks=remarks,
         settings=_settings(folder),
-        versions=_versions(folder, values),
-        provenance=provenance,
+        versions=versions,
+        provenance=flattened(provenance, hidden=()),
         seal=None if seal is None else seal.digest,
         figures=figures,
         counted=counted,
@@ -104,7 +105,7 @@ def read_result(folder: Path, name: str) -> tuple[dict[str, Any], Run]:
     stored = read_json(file)
     _require_no_demo(folder, stored)
     with _naming(file):
-        values = upgraded(_checked(stored))
+        values = _checked(stored)
         version = values.get("schema_version")
         if version != SCHEMA_VERSION:
             raise InputError(
@@ -134,11 +135,9 @@ def _run(name: str, values: Mapping[str, Any], file: Path) -> Run:
         parts=tuple(map(ClaimPart.from_dict, _items(claimed, "parts", Mapping))),
     )
     tests = {} if values.get("diagnosis") is None else _section(values, "diagnosis")
-    is_joint = values.get("refuted") is not None  # version 0.1 tested at an error rate of its own
-    findings = _items(tests, "findings", Mapping) if is_joint else []
-    verdict = _verdict(values, claim, bound, file, has_findings=bool(findings))
-    refuted = _refuted(claim, bound, has_findings=bool(findings)) if is_joint else None
-    causes = _items(values if is_joint else tests, "likely_causes", str)
+    has_findings = bool(_items(tests, "findings", Mapping))
+    verdict = _verdict(values, claim, bound, file, has_findings=has_findings)
+    refuted = None if values.get("refuted") is None else _refuted(claim, bound, has_findings=has_findings)
     has_estimate = values.get("estimate") is not None
     return Run(
         name=name,
@@ -155,7 +154,7 @@ def _run(name: str, values: Mapping[str, Any], file: Path) -> Run:
         not_covered=tuple(_items(values, "not_covered", str)),
         refuted=refuted,
         diagnosis=_diagnosis(tests) if tests else None,
-        likely_causes=tuple(causes),
+        likely_causes=tuple(_items(values, "likely_causes", str)),
         facts=dict(_facts(values)),
     )
 
@@ -290,15 +289,10 @@ def _settings(folder: Path) -> dict[str, str]:
         return flattened(_section(stored, "config")) | lines
 
 
-def _versions(folder: Path, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions of the software, from the provenance or from the file of version 0.1."""
-    if values.get(PROVENANCE) is not None:
-        known = _section(values, PROVENANCE)
-        with _naming(folder / "result.json"):
-            packages = flattened(_section(known, "packages"))
-        return packages | flattened({key: known.get(key) for key in ("python", "platform")})
-    path = folder / "versions.json"
-    return flattened(read_json(path)) if path.exists() else {}
+def _versions(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions of the software."""
+    packages = flattened(_section(provenance, "packages"))
+    return packages | flattened({key: provenance.get(key) for key in ("python", "platform")})
 
 
 def _observations(folder: Path, *, paired: bool) -> tuple[Observations | None, str]:

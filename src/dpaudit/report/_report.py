@@ -109,11 +109,9 @@ class Report:
         _io.write_text(_io.followed(file), self.to_text(format or Format.of(file)))
 
 
-def schema(version: int = SCHEMA_VERSION) -> dict[str, Any]:
-    """Return the JSON Schema of :meth:`Report.to_dict`, or of reports of an earlier version."""
-    if version not in range(1, SCHEMA_VERSION + 1):
-        raise InputError(f"Expected a version from 1 to {SCHEMA_VERSION}, got {version!r}.")
-    name = f"report-{version}.json"
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of :meth:`Report.to_dict`."""
+    name = f"report-{SCHEMA_VERSION}.json"
     text = (resources.files("dpaudit.report") / "schema" / name).read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
@@ -155,7 +153,6 @@ def _section(run: Run) -> Iterator[str]:
         ("Training", run.facts),
         ("Configuration", run.settings),
         ("Provenance", provenance_lines(run)),
-        ("Versions", {} if run.provenance else run.versions),
     ):
         if lines:
             yield f"### {label}"

@@ -3,14 +3,12 @@
 Every class that implements one of these three interfaces is registered by name when it is defined, including
 classes defined by users. Reading looks up the name and calls the class with the stored fields; nothing else
 can be called. An unknown name (a report may be read where the author's class is not defined) can still be
-shown. Version 0.1 stored ``repr`` strings instead, which :func:`from_repr` reads.
+shown.
 """
 
 from __future__ import annotations
 
-import ast
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Self
@@ -19,8 +17,6 @@ from dpaudit.errors import InputError, quoted
 
 _KNOWN: dict[str, type[Serializable]] = {}
 _DEEPEST = 8  # levels of nested parts
-_PARTS = "tradeoff", "inference", "threshold_rule"
-_LONGEST_TEXT = 10_000  # characters of a part; dpaudit never writes longer ones
 
 SCHEMA_VERSION = 2
 """The version of the schema of results in files and on standard output."""
@@ -89,63 +85,6 @@ class NamedPart:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.fields)
         return f"{self.name}({fields})" if fields else self.name
-
-
-def upgraded(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored result in the current schema; one that is already current is returned unchanged.
-
-    Version 1 of the schema stored the parts of a method as ``repr`` strings.
-
-    >>> upgraded({"schema_version": 1, "bound": {"threshold_rule": "Fixed(threshold=0.5)"}})
-    {'schema_version': 2, 'bound': {'threshold_rule': {'type': 'Fixed', 'threshold': 0.5}}}
-    """
-    if result.get("schema_version") != 1:
-        return dict(result)
-    values = {name: _upgraded_bound(value) for name, value in result.items()}
-    if isinstance(result.get("methods"), list):
-        values["methods"] = [_upgraded_bound(one) for one in result["methods"]]
-    return {**values, "schema_version": SCHEMA_VERSION}
-
-
-def _upgraded_bound(bound: Any) -> Any:
-    """Return a bound with structured methods, and anything else unchanged."""
-    if not isinstance(bound, Mapping):
-        return bound
-    texts = {name: bound[name] for name in _PARTS if isinstance(bound.get(name), str)}
-    short = {name: text for name, text in texts.items() if len(text) <= _LONGEST_TEXT}
-    label = {"label": " + ".join(short.values())} if len(short) == len(_PARTS) else {}
-    return {**bound, **label, **{name: from_repr(text) for name, text in short.items()}}
-
-
-def from_repr(text: str) -> dict[str, Any]:
-    """Convert a string stored by version 0.1, the ``repr`` of a call or a name, to plain values.
-
-    >>> from_repr("SubsampledGaussian(sample_rate=0.1, num_steps=50)")
-    {'type': 'SubsampledGaussian', 'sample_rate': 0.1, 'num_steps': 50}
-    >>> from_repr("guesses")
-    {'type': 'guesses'}
-    """
-    chosen, _, others = text.partition(", the better of ")
-    try:
-        return _best_of(chosen, others) if others else _call(ast.parse(text, mode="eval").body)
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
-        return {"type": text}  # text from another program: shown, never evaluated
-
-
-def _best_of(chosen: str, others: str) -> dict[str, Any]:
-    shares = [re.fullmatch(r"(.+) with ([\d.]+) of the error", one) for one in others.split(" and ")]
-    known = [(from_repr(one[1]), float(one[2])) for one in shares if one]
-    rules, errors = [rule for rule, _ in known], [error for _, error in known]
-    return {"type": "BestOf", "chosen": from_repr(chosen), "rules": rules, "shares": errors}
-
-
-def _call(node: ast.expr) -> dict[str, Any]:
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
-        raise ValueError("not a call with keywords")
-    values = {str(one.arg): ast.literal_eval(one.value) for one in node.keywords}
-    # fields that bets have had only since
-    since = {"tails": 0.0, "stop_loss": False} if node.func.id == "Betting" else {}
-    return {"type": node.func.id, **values, **since}
 
 
 def _plain(value: Any) -> Any:

@@ -25,7 +25,7 @@ from dpaudit._torch._crafting import Crafting
 from dpaudit._types import BoolArray
 from dpaudit.canaries import Blank, Mislabelled
 from dpaudit.errors import InputError
-from dpaudit.experiments._seal import CHECKSUM, require_checksum, with_checksum
+from dpaudit.experiments._seal import require_checksum, with_checksum
 from dpaudit.experiments.config import ClipBkdConfig, ExampleConfig, GivenConfig, PretrainedConfig
 from dpaudit.experiments.trials._trial_plan import spawn_seed
 from dpaudit.training import initialize
@@ -77,19 +77,15 @@ class SharedCanary:
         _io.write_text(folder / _FILE, json.dumps(values, allow_nan=False) + "\n")
 
     @classmethod
-    def read(cls, folder: Path, run: str, *, is_old: bool = False) -> SharedCanary | None:
-        """Return the shared canary of the run with this digest; None if the run has not started.
-
-        ``is_old`` is whether version 0.1, which wrote neither checksum nor digest, may have written it.
-        """
+    def read(cls, folder: Path, run: str) -> SharedCanary | None:
+        """Return the shared canary of the run with this digest; None if the run has not started."""
         path = folder / _FILE
         if not path.exists():
             return None
         try:
             with open_file(path) as file:
                 values = json.load(file)
-            if not is_old or CHECKSUM in values:
-                _require_own(path, values, run)
+            _require_own(path, values, run)
             return cls.from_dict(values)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as error:
             if isinstance(error, InputError) and str(path) in str(error):

@@ -81,7 +81,7 @@ def run_many(
 ) -> dict[str, Any]:
     """Train the missing models and return the result. ``begin`` is called before training starts."""
     run = run_digest(runs.config, runs.resolved)
-    stored = SharedCanary.read(directory.path, run, is_old=directory.is_of_version_1)
+    stored = SharedCanary.read(directory.path, run)
     runs = replace(runs, stored=stored or runs.shared)
     plan = TrialPlan(
         recipe=recipe_for(runs),

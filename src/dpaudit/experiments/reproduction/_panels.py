@@ -70,8 +70,7 @@ def kinds(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
 
 def method_label(method: str, rule: str) -> str:
     """Return a method with its threshold rule, as in a legend."""
-    shown = rule.replace("canaries a step", "canaries per step")  # stored cells keep the wording of 0.1
-    return f"{method}, {shown}" if rule else method
+    return f"{method}, {rule}" if rule else method
 
 
 def by_method(rows: Rows) -> Iterator[tuple[str, list[Row]]]:

@@ -24,7 +24,7 @@ from dpaudit._faults import is_about_input, raise_if_machine
 from dpaudit._io import LARGEST_ARRAY, difference, open_file
 from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.trials._task import Finished
-from dpaudit.experiments.trials._trial_plan import Group, Trial, TrialPlan, with_stable_targets
+from dpaudit.experiments.trials._trial_plan import Group, Trial, TrialPlan
 
 _FILE = "trials.sqlite3"
 _TABLES = (
@@ -139,7 +139,7 @@ class Store:
                 f"Expected trials of this version of dpaudit in {self.path}, got those of another; choose "
                 "another output directory."
             )
-        other = difference(with_stable_targets(_decoded(found[1])), json.loads(self._identity))
+        other = difference(_decoded(found[1]), json.loads(self._identity))
         if other is not None:
             raise InputError(
                 f"Expected the trials of this run in {self.path}, got those of another: {other}; choose "

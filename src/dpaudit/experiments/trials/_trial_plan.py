@@ -35,13 +35,6 @@ _BUILT_IN = {
     "dpaudit:figure-cells": "dpaudit.experiments.reproduction._reproduce:worker",
 }
 _OWN_CODE = frozenset({"dpaudit:ensemble-scorer"})  # targets of trials that run no code of the user
-# names stored by version 0.1
-_FORMER = {
-    "dpaudit.experiments.black_box._recipe:scorer": "dpaudit:ensemble-scorer",
-    "dpaudit.experiments.black_box._recipe:neighbours": "dpaudit:neighbours",
-    "dpaudit.experiments.black_box._recipe:log_probability": "dpaudit:log-probability",
-    "dpaudit.experiments.trials._function:function_scorer": "dpaudit:function-scorer",
-}
 
 
 @dataclass(frozen=True)
@@ -179,17 +172,6 @@ class TrialPlan:
             "num_trials": self.num_trials,
             "seed": self.seed,
         }
-
-
-def with_stable_targets(identity: Any) -> Any:
-    """Return the identity with target names of version 0.1 replaced by the current ones.
-
-    >>> with_stable_targets({"target": "dpaudit.experiments.black_box._recipe:scorer", "seed": 1})
-    {'target': 'dpaudit:ensemble-scorer', 'seed': 1}
-    """
-    if isinstance(identity, dict):
-        return {name: with_stable_targets(value) for name, value in identity.items()}
-    return _FORMER.get(identity, identity) if isinstance(identity, str) else identity
 
 
 def load(target: str) -> Callable[..., Any]:

@@ -143,6 +143,4 @@ class Diagnose(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._pending.clear()
         self._record.load_state_dict(state)
-        self.sums.load_state_dict(state.get("step_sums"))
-        if state["noise"].get("num_parameters") == sum(self._sizes.values()):  # as in version 0.1
-            self._leaves, self._indices = self._sizes, None
+        self.sums.load_state_dict(state["step_sums"])

@@ -134,7 +134,7 @@ def _betting_rows(
             {
                 "observations": number,
                 "method": OURS,
-                "rule": f"{num_canaries} canaries a step",  # as in cells that 0.1 stored
+                "rule": f"{num_canaries} canaries per step",
                 "kind": str(Kind.CONFIDENCE),
                 "epsilon": curve.epsilon(bets.parameter(), DELTA),
             }
