@@ -60,6 +60,26 @@ def test_a_demo_that_cannot_tell_says_so(run: Any, tmp_path: Path, monkeypatch: 
     assert "Unexpected verdict: correct run." in report  # tests of the noise see its twin in three steps
 
 
+def test_a_demo_does_not_replace_a_run(run: Any, tmp_path: Path) -> None:
+    from dpaudit import experiments  # noqa: PLC0415
+
+    text = digits_config(
+        tmp_path / "run" / "correct", num_examples=100, num_steps=2, audit="num_canaries = 4"
+    )
+    experiments.rehearse(experiments.parse_config(text, "the config"), keep=True)
+    for folder, sentence in (
+        (tmp_path / "run", "Expected the config of the run in"),
+        (
+            tmp_path / "run" / "correct",
+            "Expected {}/result.json not to be a file of a run, but it belongs to",
+        ),
+    ):
+        result = run("demo", "--output", folder)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert sentence.format(folder) in result.stderr
+    assert run("verify", tmp_path / "run" / "correct").exit_code == 0
+
+
 def test_an_interrupted_demo_does_not_promise_to_resume(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dpaudit.experiments import Config, Progress, build, rehearse, run
 from dpaudit.experiments._build import load_data
 from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._resolved import resolve
+from dpaudit.experiments._verification import verify
 from dpaudit.methods import examine
 
 Small = Callable[..., Config]
@@ -182,13 +184,47 @@ def test_a_directory_with_another_config_is_refused_by_the_difference(small: Sma
         run(small("data.num_examples=300"))
 
 
-def test_a_directory_of_something_else_is_refused(small: Small) -> None:
+@pytest.mark.parametrize("start", [run, partial(rehearse, keep=True)], ids=["run", "rehearse"])
+@pytest.mark.parametrize("name", ["result.json", "manifest.json", "with_canary.npy", "scores.npy"])
+def test_a_directory_of_something_else_is_refused_before_training(
+    name: str, start: Callable[[Config], object], small: Small
+) -> None:
     config = small()
-    Path(config.output).mkdir()
-    (Path(config.output) / "result.json").write_text("{}")
-    with pytest.raises(InputError, match=r"there is result\.json without a config\.json"):
+    path = Path(config.output) / name
+    path.parent.mkdir()
+    path.write_text("mine")
+    with pytest.raises(
+        InputError, match=rf"there is {name} without a config\.json in .*; remove it or choose"
+    ):
+        start(config)
+    assert [one.name for one in path.parent.iterdir() if one.name != ".lock"] == [name]
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["with_canary.npy", "log_likelihood_ratios.npy", "trials.sqlite3"])
+def test_a_file_of_another_mode_is_not_sealed_with_a_run_that_is_resumed(name: str, small: Small) -> None:
+    config = small()
+    run(config)
+    folder = Path(config.output)
+    for one in ("manifest.json", "result.json"):
+        (folder / one).unlink()
+    np.save(folder / "stray.npy", np.zeros(4))
+    (folder / "stray.npy").rename(folder / name)
+    sentence = rf"but there is {name}, which a run of mode one-run does not write; remove it or choose"
+    with pytest.raises(InputError, match=sentence):
         run(config)
-    assert (Path(config.output) / "result.json").read_text() == "{}"
+    (folder / name).unlink()
+    run(config)
+    assert verify(folder).status == "sealed"
+
+
+def test_another_run_is_not_replaced(small: Small) -> None:
+    config = small()
+    run(config)
+    with pytest.raises(InputError, match=r"but training\.num_steps is 3 instead of the stored 20; choose"):
+        rehearse(small("training.num_steps=3"), keep=True)
+    assert verify(config.output).status == "sealed"
+    assert rehearse(config, keep=True)["verdict"] == run(config).values["verdict"]
 
 
 def test_a_second_run_in_the_same_directory_is_refused(small: Small) -> None:

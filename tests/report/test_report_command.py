@@ -72,6 +72,40 @@ def test_a_link_that_is_named_stays(runs: dict[str, Path], tmp_path: Path) -> No
     assert (tmp_path / "real.html").read_text().startswith("<!DOCTYPE html>")
 
 
+@pytest.mark.parametrize("place", ["absolute", "relative", "link", "directory"])
+@pytest.mark.parametrize("name", ["result.json", "manifest.json", "canary.json"])
+def test_a_file_of_a_run_is_not_overwritten(
+    name: str, place: str, copied: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a file added that the seal would refuse."""
+    folder = copied()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.chdir(folder)
+    (tmp_path / "link.json").symlink_to(folder / name)
+    (tmp_path / "linked").symlink_to(folder)
+    target = {
+        "absolute": folder / name,
+        "relative": Path("..", folder.name, name),
+        "link": tmp_path / "link.json",
+        "directory": tmp_path / "linked" / name,
+    }[place]
+    done = run(folder, "--output", target)
+    assert (done.exit_code, done.stdout) == (2, "")
+    text = (
+        f"dpaudit: Expected {folder / name} not to be a file of a run, but it belongs to the run in {folder}"
+    )
+    assert done.stderr.splitlines()[-1] == f"{text}, which would be damaged; choose another file."
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_another_name_of_a_sealed_file_is_replaced_alone(copied: Any, tmp_path: Path) -> None:
+    folder = copied()
+    before = (folder / "result.json").read_bytes()
+    (tmp_path / "other.json").hardlink_to(folder / "result.json")
+    assert run(folder, "--output", tmp_path / "other.json").exit_code == 0
+    assert (folder / "result.json").read_bytes() == before != (tmp_path / "other.json").read_bytes()
+
+
 def test_a_link_in_a_run_does_not_say_where_the_report_goes(copied: Any, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     folder = copied()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle  # only for its exception: nothing is unpickled here
 import struct
 import warnings
@@ -24,9 +25,11 @@ from dpaudit._faults import raise_if_machine
 from dpaudit._io import JsonCache, difference, open_file, read_json
 from dpaudit.errors import InputError
 from dpaudit.experiments._resolved import Resolved
+from dpaudit.experiments._run_analysis import SCORES_OF_MODES
 from dpaudit.experiments._seal import (
     MANIFEST,
     RUN_FILES,
+    STORE_FILES,
     HashingWriter,
     require_checksum,
     require_digest,
@@ -77,7 +80,11 @@ class RunDirectory:
         """Return the values that the run started with; None for a new run. Raise if the config differs."""
         stored = self._json.read("config")
         if stored is None:
-            self._require_no_other()
+            if (name := self._other_file(f"{PROVENANCE}.json")) is not None:  # that is written first
+                raise InputError(
+                    f"Expected an empty directory or that of a run, but there is {name} without a "
+                    f"config.json in {self.path}; remove it or choose another output directory."
+                )
             return None
         stored = require_checksum(self._json.path("config"), stored)
         found = difference(stored.get("config"), config.identity())
@@ -87,6 +94,18 @@ class RunDirectory:
                 "directory."
             )
         return Resolved.from_dict(stored.get("resolved"), str(self._json.path("config")))
+
+    def require_own_files(self, config: Config) -> None:
+        """Raise if there is a file that a run of this mode does not write, since it would be sealed."""
+        mode = config.audit.mode
+        progress = ("canary.json", *STORE_FILES) if mode == "many-runs" else (self.checkpoint.name,)
+        arrays = (f"{name}.npy" for name in SCORES_OF_MODES[mode])
+        written = "config.json", f"{PROVENANCE}.json", "result.json", f"{MANIFEST}.json"
+        if (name := self._other_file(*written, *progress, *arrays)) is not None:
+            raise InputError(
+                f"Expected only files of this run in {self.path}, but there is {name}, which a run of mode "
+                f"{mode} does not write; remove it or choose another output directory."
+            )
 
     def start(self, config: Config, resolved: Resolved) -> None:
         """Write the provenance and the config of a new run before its first step."""
@@ -144,18 +163,15 @@ class RunDirectory:
         """Replace another run with a finished one; its files are removed first, the seal before others."""
         with _io.locked(self.path, is_resumed=False):
             unseal(self.path)
-            for name in RUN_FILES:
+            for name in reversed(RUN_FILES):  # the config, by which the run is recognized, is the last
                 _io.remove(self.path / name)
             self.start(config, resolved)
             return self.finish(config, resolved, arrays, result)
 
-    def _require_no_other(self) -> None:
-        for path in (self._json.path("result"), self.checkpoint, self._json.path("canary")):
-            if path.exists():
-                raise InputError(
-                    f"Expected an empty directory or that of a run, but there is {path.name} without a "
-                    f"config.json in {self.path}; choose another output directory."
-                )
+    def _other_file(self, *own: str) -> str | None:
+        """Return a file that has the name of one of a run, but is none of these; None if there is none."""
+        others = (name for name in (*RUN_FILES, f"{MANIFEST}.json") if name not in own)
+        return next((name for name in others if os.path.lexists(self.path / name)), None)
 
 
 def run_digest(config: Config, resolved: Resolved) -> str:

@@ -80,6 +80,8 @@ def run(
         stored = None if resolved is None else directory.result()
         if stored is not None and not (retry_failed and stored.values.get("num_failed")):
             return Outcome(stored.values, was_finished=True, seal=stored.seal.digest, remarks=stored.remarks)
+        if resolved is not None:
+            directory.require_own_files(config)
         values = _run_training(config, directory, resolved, listener, retry_failed=retry_failed)
         return Outcome(values, was_finished=False, seal=directory.seal_digest())
 
@@ -94,13 +96,15 @@ def rehearse(
     """Train and audit without checkpoints; return the values of the result.
 
     Nothing is written, unless ``keep`` is set: then everything is written to the output directory at the
-    end, replacing any earlier run.
+    end, replacing any earlier run with the same config.
     """
     if config.threat_model == ThreatModel.BLACK_BOX.value:
         raise InputError(
             "Expected threat_model to be 'gradient' or 'input', got 'black-box'; use run(), which keeps the "
             "scores in a directory."
         )
+    if keep:
+        RunDirectory(config.output).resolved(config)  # raises if there is another run, or a file of one
     listener, data = Listener(step=watch, crafting=crafting), load_data(config.data)
     resolved = resolve(config, data[0])
     experiment = build(config, resolved, data, listener)

@@ -58,12 +58,13 @@ THRESHOLD_RULES: Final[Mapping[str, ThresholdRule]] = {"simultaneous": Simultane
 """The values of ``audit.threshold``."""
 RETRIED: Final = "all randomness of a training run comes from its seed: "
 """How the assumption begins under which failed training runs may be repeated."""
-_FILES_OF_MODES: Final = {
+SCORES_OF_MODES: Final = {
     "one-run": ("scores", "present"),
     "paper": ("scores", "present"),
     "end-to-end": ("log_likelihood_ratios", "present"),
     "many-runs": ("with_canary", "without_canary"),
 }
+"""The arrays that a run of each mode writes at its end."""
 _CANARIES: Final[Mapping[str, Callable[..., canaries.GradientCanary]]] = {
     "dirac": canaries.Dirac,
     "constant": canaries.Constant,
@@ -106,9 +107,9 @@ class StoredScores:
     @classmethod
     def read(cls, folder: Path, values: Mapping[str, Any], audit: Mapping[str, Any]) -> StoredScores:
         """Read the scores of a run with this result."""
-        expected = _FILES_OF_MODES.get(str(values.get("mode")))
+        expected = SCORES_OF_MODES.get(str(values.get("mode")))
         if expected is None:
-            raise InputError(f"Expected mode to be one of {', '.join(_FILES_OF_MODES)}.")
+            raise InputError(f"Expected mode to be one of {', '.join(SCORES_OF_MODES)}.")
         found = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in SCORE_FILES.items()}
         for name, array in found.items():
             if array is None and name in expected:

@@ -70,6 +70,17 @@ def _manifest(folder: Path) -> Path:
     return folder / f"{MANIFEST}.json"
 
 
+def require_no_run_file(path: Path) -> None:
+    """Raise if a file that a command is told to write is one of a run, or has the name of one in a run."""
+    names = f"{MANIFEST}.json", "provenance.json"  # each run has one of them from its start
+    is_run = any(os.path.lexists(path.with_name(name)) for name in names)
+    if is_run and path.name in (*RUN_FILES, *names):
+        raise InputError(
+            f"Expected {path} not to be a file of a run, but it belongs to the run in {path.parent}, which "
+            "would be damaged; choose another file."
+        )
+
+
 def seal(folder: Path) -> None:
     """Write the manifest atomically, after all other files of the run."""
     files = {name: _digest_of(folder / name) for name in RUN_FILES if os.path.lexists(folder / name)}

@@ -14,6 +14,7 @@ from typing import Any
 import dpaudit
 from dpaudit import _io
 from dpaudit.errors import InputError
+from dpaudit.experiments._seal import require_no_run_file
 from dpaudit.report._page import page
 from dpaudit.report._read import read_run
 from dpaudit.report._run import (
@@ -102,11 +103,13 @@ class Report:
     def write(self, path: str | Path, *, format: Format | None = None) -> None:  # noqa: A002
         """Write to a file atomically; by default in the format of its suffix.
 
-        A symbolic link is kept, and its target is written.
+        A symbolic link is kept, and its target is written. A file of a run is never overwritten.
         """
         file = _io.expanded(path)
         _io.make_folder(file.parent)
-        _io.write_text(_io.followed(file), self.to_text(format or Format.of(file)))
+        target = _io.followed(file)
+        require_no_run_file(target)
+        _io.write_text(target, self.to_text(format or Format.of(file)))
 
 
 def schema() -> dict[str, Any]:
