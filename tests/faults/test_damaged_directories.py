@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damage import forged as resealed
 from digits_config import digits_config
 from typer.testing import CliRunner
 
+from dpaudit._provenance import digest
 from dpaudit.cli._app import app
 from dpaudit.experiments import Progress, Running, parse_config, run
 from dpaudit.experiments._seal import seal, with_checksum
@@ -51,6 +53,7 @@ num_models = 40
 held_out = 64
 methods = []
 """
+ROOT = Path(__file__).parents[2]
 PRIVATE = ("config.json", "checkpoint.pt", "trials.sqlite3")
 # depend on the clock, or on the place of the directory
 NOT_NUMBERS = ("timing", "provenance", "seal", "remarks", "name", "notes", "settings", "facts", "sealed")
@@ -405,6 +408,69 @@ def test_a_forged_number_is_refused_with_the_version_that_it_is_said_to_be_of(sm
     path.write_text(json.dumps(with_checksum({"starts": starts})))
     seal(small.at)
     assert small._call("verify", small.at)[0] == 0
+
+
+UNPROTECTED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "which of them were run": lambda values: values["diagnosis"].update(
+        tests=values["diagnosis"]["tests"][:1]
+    ),
+    "p-values": lambda values: values["diagnosis"]["tests"][0].update(p_value=0.99),
+    "estimates": lambda values: values["diagnosis"]["tests"][0].update(estimate=0.5),
+    "the measured noise": lambda values: values["diagnosis"]["noise"].update(ratio=9.0),
+    "power": lambda values: values["power"].update(probability=0.5),
+    "likely causes": lambda values: values.update(likely_causes=["none"]),
+    "notes": lambda values: values.update(notes=["All is well."]),
+    "`not_covered`": lambda values: values.update(not_covered=[]),
+    "number of parameters": lambda values: values.update(num_parameters=10**9),
+    "accuracy": lambda values: values.update(accuracy=1.0),
+    "times": lambda values: values["timing"].update(training_seconds=1e-3),
+    "0.001 %": lambda values: values["claim"].update(epsilon=values["claim"]["epsilon"] * (1 + 9e-6)),
+}
+
+
+@pytest.mark.parametrize("words", UNPROTECTED)
+def test_what_a_forger_can_change_is_listed(words: str, small: Runs) -> None:
+    """Only the digest of the seal, if it was published, shows these."""
+    before = json.loads((small.folder / "finished" / "manifest.json").read_text())["seal"]
+    found = forged(small, UNPROTECTED[words])
+    assert found["verify"][0] == 0
+    assert before not in found["verify"][2]
+    listed = (ROOT / "docs" / "run.md").read_text().partition("but a forger can change")[2]
+    assert words in listed.partition("Publish the seal")[0]
+
+
+def test_a_forger_can_change_the_config_and_the_provenance(small: Runs) -> None:
+    """As far as no number depends on them."""
+    small.restored("finished")
+    values = {
+        name: json.loads((small.at / f"{name}.json").read_text())
+        for name in ("config", "result", "provenance")
+    }
+    config, origin = values["config"]["config"], values["result"]["provenance"]
+    config["data"]["name"], config["training"]["optimizer"]["learning_rate"] = "cifar10", 1e-9
+    origin["configuration"] = digest({key: value for key, value in config.items() if key != "seed"})
+    for one in (origin, values["provenance"]["starts"][0]):
+        one.update(platform="Another", git={"commit": "0" * 40, "dirty": False})
+    for name, content in values.items():
+        (small.at / f"{name}.json").write_text(json.dumps(content))
+    resealed(small.at)
+    assert small._call("verify", small.at)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("confidence", "high"), ("methods", 3), ("first_steps", "all"), ("threshold", "low")]
+)
+def test_a_setting_that_no_run_writes_is_refused_without_a_config(key: str, value: Any, small: Runs) -> None:
+    small.restored("finished")
+    (small.at / "config.json").unlink()
+    path = small.at / "result.json"
+    values = json.loads(path.read_text())
+    values["audit"][key] = value
+    path.write_text(json.dumps(values))
+    seal(small.at)
+    status, _, text = small._call("verify", small.at)
+    assert status == 2
+    assert f"Expected audit.{key} as a run writes it" in text
 
 
 @pytest.mark.parametrize("key", ["bound.counts", "methods, one less", "audit", "bound, by another method"])

@@ -20,10 +20,11 @@ from dpaudit._io import read_json
 from dpaudit._provenance import digest, seed_digest
 from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import DpauditError, IncompleteError, InputError, quoted, said
-from dpaudit.experiments._run_analysis import RETRIED, RunAnalysis, StoredScores, analyze
+from dpaudit.experiments._run_analysis import RETRIED, THRESHOLD_RULES, RunAnalysis, StoredScores, analyze
 from dpaudit.experiments._seal import require_checksum
 from dpaudit.methods import REVERSED
 from dpaudit.stats import Bound
+from dpaudit.stats._bound import number
 from dpaudit.stats._serialization import SCHEMA_VERSION
 
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-6  # other machines and versions of SciPy round differently
@@ -31,6 +32,10 @@ _SMALL = "delta", "p_value", "adjusted"  # keys of numbers that may be much smal
 _ROUNDED = 1e-3  # relative difference of a number that a sentence rounds
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 _UNTESTED = "the noise is not tested"
+# the values that an analysis computes with, besides the scores
+_SETTINGS = "noise_multiplier", "sample_rate", "num_steps", "delta"
+_WHOLE = int | None
+_TABLE = {"confidence": float, "methods": list | None, "first_steps": _WHOLE, "num_guesses": _WHOLE}
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ def _read_scores(folder: Path, values: Mapping[str, Any]) -> StoredScores:
     config = _config(folder)
     _require_config(values, config, folder)
     table = config.get("config", {}).get("audit") or values.get("audit") or {}
+    _require_settings(values, table)
     scores = StoredScores.read(folder, values, table)
     try:
         if not scores.are_guessed:
@@ -68,6 +74,17 @@ def _read_scores(folder: Path, values: Mapping[str, Any]) -> StoredScores:
     except InputError as error:
         raise InputError(f"The observations in {folder} are damaged. {error}") from error
     return scores
+
+
+def _require_settings(values: Mapping[str, Any], table: Mapping[str, Any]) -> None:
+    """Raise if a value that the analysis computes with has another type, as only an edit leaves it."""
+    for key in _SETTINGS:
+        number(values, key)
+    for key, kind in _TABLE.items():
+        if not isinstance(table.get(key), kind):
+            raise InputError(f"Expected audit.{key} as a run writes it, got {quoted(table.get(key))}.")
+    if table.get("threshold") not in (None, *THRESHOLD_RULES):
+        raise InputError(f"Expected audit.threshold as a run writes it, got {quoted(table['threshold'])}.")
 
 
 def _reason(values: Mapping[str, Any]) -> str:
