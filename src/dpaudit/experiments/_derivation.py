@@ -1,8 +1,8 @@
 """Counts, bounds and verdict of a stored run, derived again from its scores and compared with its result.
 
 The methods follow from the config: a result cannot choose a confidence, a bound or a method of its own, nor
-omit one. What is not derived: power, p-values and sentences of tests, likely causes, accuracy and timing.
-Only the seal protects those.
+omit one. What is not derived, such as power, tests, likely causes and what is not covered, only the seal
+protects; ``docs/run.md`` lists it.
 """
 
 from __future__ import annotations

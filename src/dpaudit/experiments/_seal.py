@@ -71,7 +71,7 @@ def _manifest(folder: Path) -> Path:
 
 
 def require_no_run_file(path: Path) -> None:
-    """Raise if a file that a command is told to write is one of a run, or has the name of one in a run."""
+    """Raise if a file that a command is asked to write is one of a run, or has the name of one in a run."""
     names = f"{MANIFEST}.json", "provenance.json"  # each run has one of them from its start
     is_run = any(os.path.lexists(path.with_name(name)) for name in names)
     if is_run and path.name in (*RUN_FILES, *names):

@@ -365,8 +365,8 @@ def methods_plot(run: Run) -> Html:
     keys = key(*kinds, ("line claim", f"claim {number(claimed)}"))
     meanings = " ".join(f"{kind.capitalize()}: {kind.meaning}." for kind in Kind)
     text = (
-        f"Lower bounds on epsilon from the same scores, each with its own error rate. {meanings} The verdict "
-        "rests on the first bar alone."
+        f"Lower bounds on epsilon from the same scores, each with its own error rate. {meanings} Of "
+        "these, the verdict rests on the first bar alone."
     )
     rows = [method_row(one) for one in methods]
     numbers = table(METHODS_HEADER, rows, words=3, label="Lower bounds of all methods, as a table")
