@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._binomial import Region, plausible_rate
@@ -36,11 +36,16 @@ _IMPLAUSIBLE = 1e-3  # the error of the interval of plausible false positive rat
 _LOGITS, _ROOT_PER_LOGIT = 2, 64
 _INDEPENDENT = 0.25  # what several rules add to the best one, relative to independent rules (in simulations)
 _MOST_STEPS = 2048  # of a simulated run
-_RUNS = 48, 192  # fewest and most simulated runs
+# Below this number of steps, the distance of a bound from the mean of its run depends on that mean: margins
+# of one leak are wrong for another by up to 80 points of power. Detected runs are counted instead.
+_SHORT = 30
+_SHORT_RUNS = 400  # a standard error of 2 points
+_RUNS = 48, 192  # fewest and most simulated runs of longer ones
 _MOST_SIMULATED = 100_000  # steps of all runs
 _ROUNDS = 4  # of simulations until the leak is known
 _CLOSE = 0.12  # relative change of the excess of a leak at which the last simulation was close enough
 _LEAKIEST = 1e4
+_PRECISION = 0.02  # of the excess of a leak that is found by bisection
 _FIRST_STEPS = 64  # of an attack without errors, which mostly refute a claim
 
 
@@ -332,7 +337,14 @@ class BettingPower:
 
     def detection_rate(self, actual: float) -> float:
         """Return the probability of refuting the claim if the mechanism has this parameter."""
+        if self.is_short:
+            return float(self._simulated(actual)[0].refute(self._allowed).mean())
         return detection_rate(*self._margins(actual))
+
+    @property
+    def is_short(self) -> bool:
+        """Whether detected runs are counted, which holds for any leak, but for this number of steps alone."""
+        return self._num_steps < _SHORT
 
     def size_factor(self, actual: float, probability: float) -> float:
         """Return by how much to multiply the number of guesses to detect ``actual`` with this probability.
@@ -352,6 +364,8 @@ class BettingPower:
         """Return the smallest parameter that is detected with this probability, infinity if there is none."""
         if not self._design.can_refute(self._claimed):
             return math.inf
+        if self.is_short:
+            return self._bisected(probability)
         most = self._advantage(_LEAKIEST * max(self._claimed, 1.0))
         needed = self._first_guess()
         for _ in range(_ROUNDS):
@@ -361,6 +375,18 @@ class BettingPower:
             if abs(needed - advantage) < _CLOSE * (advantage - self._allowed):
                 break
         return self._with_advantage(needed)
+
+    def _bisected(self, probability: float) -> float:
+        """Return the smallest leak with this share of detected runs; all leaks share random numbers."""
+        if self.detection_rate(_LEAKIEST * max(self._claimed, 1.0)) < probability:
+            return math.inf
+
+        def missing(excess: float) -> float:
+            rate = np.clip(self.detection_rate(self._claimed + excess), 1 / _SHORT_RUNS, 1 - 1 / _SHORT_RUNS)
+            return float(special.ndtri(probability) - special.ndtri(rate))
+
+        start = max(self._with_advantage(self._first_guess()) - self._claimed, 1e-6)
+        return self._claimed + last_positive(missing, start, tolerance=_PRECISION, step=1.5)
 
     def _first_guess(self) -> float:
         """Return an advantage that is about large enough."""
@@ -394,23 +420,30 @@ class BettingPower:
 
         Return also the standard deviation of the mean advantage of a run.
         """
-        fpr, fnr = self._rates(self._design.attack_on(parameter))
-        rng = np.random.default_rng(3)
-        shape = int(np.clip(_MOST_SIMULATED / self._num_steps, *_RUNS)), self._num_steps
+        bets, (fpr, fnr) = self._simulated(parameter)
         absent, present = self._absent, self._present
+        variances = fpr * (1 - fpr) / absent + fnr * (1 - fnr) / present
+        if self._design.by_coin:
+            variances = (fpr + fnr) * (2 - fpr - fnr) / (absent + present)
+        expected = np.broadcast_to(1 - fpr - fnr, (self._num_runs, self._num_steps)).mean(axis=1)
+        spread = math.sqrt(float(variances.mean()) / self._num_steps)
+        return expected - bets.distances() - self._allowed, spread
+
+    def _simulated(self, parameter: float) -> tuple[SimulatedBets, tuple[FloatArray, FloatArray]]:
+        """Bet on simulated runs of a mechanism with this parameter; return its error rates, too."""
+        fpr, fnr = self._rates(self._design.attack_on(parameter))
+        absent, present = self._absent, self._present
+        errors = _Errors((self._num_runs, self._num_steps), is_coupled=self.is_short)
         if self._design.by_coin:
             guesses = absent + present
-            right = rng.binomial(guesses, 1 - (fpr + fnr) / 2, shape)
-            advantages = 2 * right / guesses - 1
-            variances = (fpr + fnr) * (2 - fpr - fnr) / guesses
+            advantages = 1 - 2 * errors.draw(guesses, (fpr + fnr) / 2) / guesses
         else:
-            advantages = (
-                1 - rng.binomial(absent, fpr, shape) / absent - rng.binomial(present, fnr, shape) / present
-            )
-            variances = fpr * (1 - fpr) / absent + fnr * (1 - fnr) / present
-        expected = np.broadcast_to(1 - fpr - fnr, shape).mean(axis=1)
-        spread = math.sqrt(float(variances.mean()) / self._num_steps)
-        return expected - SimulatedBets(self._bets, advantages).distances() - self._allowed, spread
+            advantages = 1 - errors.draw(absent, fpr) / absent - errors.draw(present, fnr) / present
+        return SimulatedBets(self._bets, advantages), (fpr, fnr)
+
+    @property
+    def _num_runs(self) -> int:
+        return _SHORT_RUNS if self.is_short else int(np.clip(_MOST_SIMULATED / self._num_steps, *_RUNS))
 
     def _rates(self, attack: Attack) -> tuple[FloatArray, FloatArray]:
         """Return both rates, to be broadcast to runs x steps."""
@@ -418,5 +451,18 @@ class BettingPower:
             fpr, fnr = step_rates(attack, (self._absent, self._present), self._num_steps)
             return fpr[None, :], fnr[None, :]
         fpr, fnr = self._design.operating_points(attack)
-        runs = np.arange(int(np.clip(_MOST_SIMULATED / self._num_steps, *_RUNS))) % fpr.size
+        runs = np.arange(self._num_runs) % fpr.size
         return fpr[runs, None], fnr[runs, None]
+
+
+class _Errors:
+    """Simulated numbers of errors; coupled ones rise with the rate, so that leaks can be compared."""
+
+    def __init__(self, shape: tuple[int, int], *, is_coupled: bool) -> None:
+        self._rng, self._shape, self._is_coupled = np.random.default_rng(3), shape, is_coupled
+
+    def draw(self, size: int, rate: FloatArray) -> FloatArray:
+        """Draw numbers of errors among ``size`` guesses each."""
+        if self._is_coupled:
+            return np.asarray(stats.binom.ppf(self._rng.random(self._shape), size, rate))
+        return self._rng.binomial(size, rate, self._shape)

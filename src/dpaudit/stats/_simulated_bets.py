@@ -23,6 +23,7 @@ from dpaudit.stats.inference._stop_loss import (
     Forecast,
     StakeChoice,
     StopLosses,
+    prior_steps,
     wanted_growth,
 )
 from dpaudit.stats.inference._wealth import MAX_LOSS, Schedule
@@ -99,11 +100,11 @@ class SimulatedBets:
         return StakeChoice(Forecast.of(past, self._design.guesses, self._design.expected), self._design.stops)
 
     def _shifts(self, group: IntArray, start: int) -> FloatArray:
-        """Return how much higher the mean of each run is than that of the run that stands for the group."""
+        """Return how much higher the forecast of each run is than that of the run that stands for the group."""
         if start == 0:
             return np.zeros(group.size)
         sums = self._sums[group, start - 1]
-        return np.asarray((sums - sums[group.size // 2]) / start)
+        return np.asarray((sums - sums[group.size // 2]) / (prior_steps(self._design.expected) + start))
 
     def _logs(self, means: FloatArray, end: int) -> FloatArray:
         """Return the growth of the log of the wealth against a mean for each run, in each step."""
@@ -111,14 +112,19 @@ class SimulatedBets:
         stakes = np.minimum(self._stakes[:, :end], MAX_LOSS / (tested + losses))
         return np.log1p(stakes * (self._payoffs[:, :end] - tested))
 
+    def refute(self, mean: FloatArray | float) -> BoolArray:
+        """Return whether each run refutes this mean, or one of its own."""
+        num_runs, num_steps = self._advantages.shape
+        logs = self._logs(np.broadcast_to(mean, num_runs), num_steps)
+        return np.asarray(np.cumsum(logs, axis=1).max(axis=1) > self._design.target)
+
     def refuted(self) -> FloatArray:
         """Return the largest mean that each run refutes."""
-        num_runs, num_steps = self._advantages.shape
+        num_runs = len(self._advantages)
         low, high = np.zeros(num_runs), np.ones(num_runs)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            wealth = np.cumsum(self._logs(middle, num_steps), axis=1).max(axis=1)
-            is_refuted: BoolArray = wealth > self._design.target
+            is_refuted = self.refute(middle)
             low, high = np.where(is_refuted, middle, low), np.where(is_refuted, high, middle)
         return low
 
