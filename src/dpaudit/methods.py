@@ -175,7 +175,7 @@ class CountedOnce(ThresholdRule):
             and self.errors is not None
             and is_large(observations, is_fixed=True)
         ):
-            found = inference.from_errors(self.errors, query)
+            found = inference.place(self.errors, query).parameter()
             return ThresholdResult(found, self.fixed.threshold, self.counts)
         return self.fixed.apply(observations, inference, query)
 

@@ -17,8 +17,8 @@ from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.recording import Recorder, WholeRunRecorder
 from dpaudit.stats._counts import StepScores
 from dpaudit.stats._planning import _Planner
-from dpaudit.stats._power import AuditDesign, BettingPower
-from dpaudit.stats._simulated_bets import needed_shift
+from dpaudit.stats._power import AuditDesign
+from dpaudit.stats._simulated_bets import BettingPower, needed_shift
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.thresholds._base import least_balanced_error
 from dpaudit.stats.thresholds._placement import (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from dpaudit.experiments._derivation import (
     stored_diagnosis,
     unequal,
 )
-from dpaudit.experiments._run_analysis import StoredScores, guessed_verdict
+from dpaudit.experiments._run_analysis import StoredScores
 from dpaudit.stats import (
     ApproximateDP,
     Betting,
@@ -39,6 +40,7 @@ from dpaudit.stats import (
 )
 from dpaudit.stats._audit import audit_untuned
 from dpaudit.stats._bound import plain
+from dpaudit.stats._one_run import too_many_correct
 
 VERSION_1: Final = "0.1."
 """How the name of a version without seals begins."""
@@ -164,7 +166,9 @@ def _bound_by_name(scores: StoredScores, bound: Bound, *, is_verdict: bool) -> d
         curve = bound.tradeoff
         found = one_run_fdp_bound(guesses, tradeoff=curve, delta=level[0], confidence=level[1])
         claimed = math.inf if claim is None else claim.hypothesis(curve).parameter
-        return _numbers(found) | {"verdict": guessed_verdict(found, guesses, curve, claimed).name}
+        best = replace(guesses, num_correct=guesses.num_guesses)
+        can_refute = too_many_correct(best, curve, claimed, 1 - found.confidence)
+        return _numbers(found) | {"verdict": _verdict_name(found.parameter > claimed, can_refute=can_refute)}
     for part, kind in ((bound.inference, Inference), (bound.threshold_rule, ThresholdRule)):
         if not isinstance(part, kind):
             raise _unknown(part)
@@ -176,12 +180,22 @@ def _bound_by_name(scores: StoredScores, bound: Bound, *, is_verdict: bool) -> d
     }
     if is_verdict and claim is not None:
         result = audit_untuned(scores.observations, claim=claim, **method)
-        return _numbers(result.bound) | {"verdict": result.verdict.name}
+        can_refute = result.design.can_refute(result.hypothesis.parameter)
+        return _numbers(result.bound) | {
+            "verdict": _verdict_name(bool(result.refuted), can_refute=can_refute)
+        }
     found = lower_bound(scores.observations, delta=bound.delta, **method)
     composed = None
     if claim is not None and bound.delta == scores.values["delta"]:
         composed = plain(claim.hypothesis(bound.tradeoff).epsilon(found.parameter))
     return _numbers(found) | {"training_epsilon": composed}
+
+
+def _verdict_name(is_refuted: bool, *, can_refute: bool) -> str:
+    """Return the verdict; an audit was underpowered if even one without errors could not refute the claim."""
+    if is_refuted:
+        return Verdict.VIOLATION.name
+    return Verdict.NO_VIOLATION.name if can_refute else Verdict.UNDERPOWERED.name
 
 
 def _unknown(part: object) -> InputError:

@@ -10,9 +10,10 @@ from typing import Any
 from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._audit import fixed_rule, require
-from dpaudit.stats._power import AuditDesign, BettingPower
+from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._result import Claimed, Hypothesis, Power
 from dpaudit.stats._rootfinding import first_true_integer, last_true
+from dpaudit.stats._simulated_bets import BettingPower
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference, JointExact
 from dpaudit.stats.tradeoffs import TradeOff
 

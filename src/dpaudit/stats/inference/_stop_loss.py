@@ -253,3 +253,7 @@ class AdvantageBets:
     def refuted(self, count: int | None = None) -> float:
         """Return the largest total variation that the first ``count`` steps refute, at most 1."""
         return min(self._wealth.largest_refuted(count), 1.0)
+
+    def evidence(self, mean: float) -> float:
+        """Return by how much the log of the wealth exceeded its target against this total variation."""
+        return self._wealth.evidence(mean)
