@@ -28,8 +28,8 @@ _SELDOM_HALF = 0.9  # the same, for steps of which exactly half is present
 _LEAST_BITS, _MOST_BITS, _COINS_PER_BIT = 6.0, 30.0, 24
 # Below 1 in 8,000 if hardly any error rate could be refuted in so few steps, or while a run is going on.
 _CAUTIOUS_BITS, _FEW_STEPS = 13.0, 5
-# Exactly half in every step, as opposite pairs have that are drawn anew in each: below 1 in 8,000. Without it,
-# 3 steps of 4,096 or 6 of 1,024 such canaries passed, and refuted a correct claim in 20 of 20 simulations.
+# Exactly half in every step, as with opposite pairs that each step draws: below 1 in 8,000. Without this, 3
+# steps of 4,096 or 6 of 1,024 such canaries passed, and refuted a correct claim in 20 of 20 simulations.
 _HALF_BITS = 13.0
 # A constant canary with scores far from those of others is enough for a false alarm, by bets on far scores.
 _CONSTANT_BITS = 10.0
