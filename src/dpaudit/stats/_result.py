@@ -219,12 +219,16 @@ class Result:
         return result_html(self.verdict.name, self.sentence, self._summary(), self._lists())
 
     def _summary(self) -> list[tuple[str, str]]:
-        lines = summary(self.claim.summary, self.bound, self.power, parts=self.claim.parts)
-        if self.attack_power is not None:
-            lines.append(("this attack", str(self.attack_power)))
+        lines = summary(
+            self.claim.summary,
+            self.bound,
+            self.power,
+            parts=self.claim.parts,
+            attack_power=self.attack_power,
+            p_value=self.p_value if self.refuted else None,
+        )
         errors = [] if self.diagnosis is None else [("errors", errors_line(self.bound, self.diagnosis))]
-        p_value = [("p-value", p_value_line(self.p_value))] if self.refuted else []
-        return [*lines, *self.estimate.lines(brief=True), *errors, *p_value]
+        return [*lines, *self.estimate.lines(brief=True), *errors]
 
     def _lists(self) -> list[tuple[str, tuple[str, ...]]]:
         return [
@@ -279,17 +283,26 @@ class Result:
 
 
 def summary(
-    claim: str, bound: Bound, power: Power | None, *, parts: Collection[ClaimPart] = ()
+    claim: str,
+    bound: Bound,
+    power: Power | None,
+    *,
+    parts: Collection[ClaimPart] = (),
+    attack_power: Power | None = None,
+    p_value: float | None = None,
 ) -> list[tuple[str, str]]:
     """Return the labeled lines that every form of a result shows: claim, bound, method and power.
 
-    Where the ``parts`` of the claim come from is shown unless all of them were given.
+    Where the ``parts`` of the claim come from is shown unless all of them were given. The ``p_value`` is that
+    of a violation.
     """
     lines = [("claim", claim)]
     if any(part.source != GIVEN for part in parts):
         lines.append(("claimed", ", ".join(map(str, parts))))
     lines += [("bound", bound.statement), ("method", bound.label)]
-    return lines if power is None else [*lines, ("power", str(power))]
+    lines += [] if p_value is None else [("p-value", p_value_line(p_value))]
+    powers = (("power", power), ("this attack", attack_power))
+    return [*lines, *((label, str(one)) for label, one in powers if one is not None)]
 
 
 def errors_line(bound: Bound, diagnosis: Diagnosis) -> str:

@@ -338,4 +338,4 @@ class _Errors:
         """Draw numbers of errors among ``size`` guesses each."""
         if self._is_coupled:
             return np.asarray(stats.binom.ppf(self._rng.random(self._shape), size, rate))
-        return self._rng.binomial(size, rate, self._shape)
+        return self._rng.binomial(size, rate, self._shape).astype(np.float64)
