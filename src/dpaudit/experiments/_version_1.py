@@ -136,9 +136,8 @@ def _verdict_differences(
             other = Verdict.VIOLATION if is_refuted else Verdict.NO_VIOLATION
             yield Difference("verdict", stored, other.name)
     derived = Verdict.VIOLATION.name if has_findings else derived
-    # failed trials are errors that the scores do not show
-    may_have_failed = bool(values.get("num_failed")) and stored == Verdict.UNDERPOWERED.name
-    is_weaker = may_have_failed and derived == Verdict.NO_VIOLATION.name
+    # failed trials are errors that the scores do not show, and what is underpowered has changed
+    is_weaker = stored == Verdict.UNDERPOWERED.name and derived == Verdict.NO_VIOLATION.name
     if derived is not None and stored != derived and not is_weaker:
         yield Difference("verdict", stored, derived, is_known=is_known)
 

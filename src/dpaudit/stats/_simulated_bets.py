@@ -43,15 +43,15 @@ _MOST_STEPS = 2048  # of a simulated run
 # of one leak are wrong for another by up to 80 points of power. Detected runs are counted instead.
 _SHORT = 30
 _SHORT_RUNS = 400  # a standard error of 2 points
-_RUNS = 48, 192  # fewest and most simulated runs of longer ones
-_MOST_SIMULATED = 100_000  # steps of all runs
+_RUNS = 144, 400  # fewest and most simulated runs of longer ones; a standard error of 2 to 3 points
+_MOST_SIMULATED = 300_000  # steps of all runs
 _ROUNDS = 4  # of simulations until the leak is known
-_CLOSE = 0.12  # relative change of the excess of a leak at which the last simulation was close enough
+_CLOSE = 0.06  # relative change of the excess of a leak at which the last simulation was close enough
 _LEAKIEST = 1e4
 _PRECISION = 0.02  # of the excess of a leak that is found by bisection
 _GROUPS = 8  # of runs with similar means
 _BANDS = 2  # of runs in a group with a similar distance to the target
-_HALVINGS = 24
+_REACH, _HALVINGS = 10.0, 11  # standard errors around the mean where a bound is looked for, and how long
 _NEAR_LIMIT = 0.75  # stakes above this fraction of the wealth are at a limit, which depends on the bet only
 
 
@@ -140,14 +140,19 @@ class SimulatedBets:
         return np.asarray(np.cumsum(logs, axis=1).max(axis=1) > self._design.target)
 
     def refuted(self) -> FloatArray:
-        """Return the largest mean that each run refutes."""
-        num_runs = len(self._advantages)
-        low, high = np.zeros(num_runs), np.ones(num_runs)
+        """Return the largest mean that each run refutes, which is mostly close to its mean advantage."""
+        means, reach = self._advantages.mean(axis=1), _REACH * self._standard_error()
+        low, high = np.clip(means - reach, 0.0, 1.0), np.clip(means + reach, 0.0, 1.0)
+        low, high = np.where(self.refute(low), low, 0.0), np.where(self.refute(high), 1.0, high)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             is_refuted = self.refute(middle)
             low, high = np.where(is_refuted, middle, low), np.where(is_refuted, high, middle)
         return low
+
+    def _standard_error(self) -> float:
+        """Return the standard error of the mean advantage of a run."""
+        return float(self._advantages.std()) / math.sqrt(self._advantages.shape[1])
 
     def distances(self) -> FloatArray:
         """Return how far the bound of each run is below its mean advantage."""

@@ -116,7 +116,10 @@ class CountInference(Inference):
     def at_threshold(
         self, observations: Observations, threshold: float, query: BoundQuery
     ) -> ThresholdResult:
-        counts = count(observations, threshold)
+        return self.at_counts(count(observations, threshold), threshold, query)
+
+    def at_counts(self, counts: ErrorCounts, threshold: float, query: BoundQuery) -> ThresholdResult:
+        """Return the result from the counts at a threshold that does not depend on them."""
         p_value = partial(self.p_value, counts, query)
         return ThresholdResult(self.parameter(counts, query), threshold, counts, p_value=p_value)
 
