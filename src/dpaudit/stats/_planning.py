@@ -268,7 +268,7 @@ class _Planner:
         return None if index is None else _nth_size(index)
 
     def _enough_bets(self, leak: Power, design: Callable[[int], AuditDesign], most: int) -> int | None:
-        """Return a sufficient size to about a percent, which is as precise as simulations are."""
+        """Return a sufficient size; its power is as precise as simulations are, two or three points."""
         claimed, actual = self.hypothesis.parameter, leak.parameter
 
         def is_enough(count: int) -> bool:
