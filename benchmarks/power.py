@@ -3,15 +3,18 @@
     python benchmarks/power.py [--repetitions 1000] [--only WORD]
 
 Prints the table of docs/soundness.md. Each row takes the leak that an audit of this size states, simulates
-mechanisms with exactly this leak, and counts how many the same audit refutes.
+mechanisms with exactly this leak, and counts how many the same audit refutes. A design that may miss twice
+the claimed epsilon is marked: the verdict of a correct run is then UNDERPOWERED.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +23,7 @@ from dpaudit.accounting import SubsampledGaussian
 from dpaudit.experiments.black_box._final_model import OneRunAnalysis
 from dpaudit.recording import Recorder, WholeRunRecorder
 from dpaudit.stats._one_run import too_many_correct
+from dpaudit.stats._result import unrefuted
 
 DELTA = 1e-5
 Draw = Callable[[float, np.random.Generator], dpaudit.Result]  # audits a mechanism with this parameter
@@ -37,12 +41,18 @@ class Design:
         """Return the parameter of the leak that the audit states."""
         return self.draw(self.claimed, np.random.default_rng(0)).power.parameter
 
+    def is_underpowered(self) -> bool:
+        """Return whether the audit may miss twice the claimed epsilon."""
+        result = self.draw(self.claimed, np.random.default_rng(0))
+        return unrefuted(result.power, result.claim.epsilon, self.claimed) is dpaudit.Verdict.UNDERPOWERED
+
     def share_detected(self, parameter: float, repetitions: int) -> float:
         """Return the share of audits of mechanisms with this parameter that refute the claim."""
+        if not math.isfinite(parameter):
+            return 0.0
         seed = int(hashlib.sha256(self.name.encode()).hexdigest()[:8], 16)
         rngs = (np.random.default_rng([seed, number]) for number in range(repetitions))
-        found = [self.draw(parameter, rng).verdict is dpaudit.Verdict.VIOLATION for rng in rngs]
-        return sum(found) / repetitions
+        return sum(bool(self.draw(parameter, rng).refuted) for rng in rngs) / repetitions
 
 
 def gaussian_claim(mu: float) -> dpaudit.Claim:
@@ -168,6 +178,31 @@ def _log_ratios(
     return total
 
 
+# Steps, canaries and mu, from very few steps to the paper's number.
+SIZES = (
+    (3, 1024, 1.0),
+    (3, 1024, 0.1),
+    (5, 256, 1.0),
+    (6, 4096, 0.3),
+    (8, 512, 0.5),
+    (10, 64, 1.0),
+    (10, 1024, 0.5),
+    (15, 64, 1.0),
+    (20, 16, 1.0),
+    (20, 256, 0.3),
+    (25, 1024, 1.0),
+    (29, 128, 1.0),
+    (30, 128, 1.0),
+    (40, 64, 1.0),
+    (60, 8, 2.0),
+    (60, 1024, 0.2),
+    (100, 32, 3.0),
+    (200, 4, 1.0),
+    (1000, 16, 0.5),
+    (2500, 64, 1.0),
+)
+
+
 def designs() -> Iterator[Design]:
     yield Design("normalized, 40 scores per side", 1.0, independent(1.0, 40, normalized=True))
     yield Design("normalized, 120 scores per side, mu 2", 2.0, independent(2.0, 120, normalized=True))
@@ -180,13 +215,18 @@ def designs() -> Iterator[Design]:
     yield Design("(eps, delta), raw, 1,000 per side", 1.0, generic(1.0, 1000, normalized=False))
     yield Design("(eps, delta), raw, 1,000 per side, eps 4", 4.0, generic(4.0, 1000, normalized=False))
     yield Design("(eps, delta), raw, 10,000 per side", 1.0, generic(1.0, 10_000, normalized=False))
+    yield Design("(eps, delta), raw, 20,000 per side", 1.0, generic(1.0, 20_000, normalized=False))
     yield Design("pairs, 300 steps", 1.0, pairs(1.0, 300))
     yield Design("pairs, 1,000 steps, canary rate 0.5", 1.0, pairs(1.0, 1000, 0.5))
     yield Design("coins, 100 steps x 64", 0.39, steps(0.39, 100, 64, normalized=True))
     yield Design("coins, 300 steps x 8", 1.0, steps(1.0, 300, 8, normalized=True))
     yield Design("coins, 300 steps x 256", 1.0, steps(1.0, 300, 256, normalized=True))
-    yield Design("coins, 20 steps x 16", 1.0, steps(1.0, 20, 16, normalized=True))
+    for num_steps, num_canaries, mu in SIZES:
+        name = f"coins, {num_steps:,} steps x {num_canaries:,}" + ("" if mu == 1 else f", mu {mu:g}")
+        yield Design(name, mu, steps(mu, num_steps, num_canaries, normalized=True))
     yield Design("groups, 100 steps x 8 per side", 1.0, groups(1.0, 100, 8))
+    yield Design("groups, 10 steps x 8 per side", 1.0, groups(1.0, 10, 8))
+    yield Design("raw coins, 25 steps x 256", 1.0, steps(1.0, 25, 256, normalized=False))
     yield Design("raw coins, 100 steps x 64", 1.0, steps(1.0, 100, 64, normalized=False))
     yield Design("raw coins, 300 steps x 8", 1.0, steps(1.0, 300, 8, normalized=False))
     yield Design("recorder, 200 steps x 32", 1.0, recorded(1.0, 200, 32))
@@ -222,8 +262,14 @@ class GuessDesign:
         )
 
     def leak(self) -> float:
+        return float(self._values()["power"]["parameter"])
+
+    def is_underpowered(self) -> bool:
+        return self._values()["verdict"] == dpaudit.Verdict.UNDERPOWERED.name
+
+    def _values(self) -> dict[str, Any]:
         analysis = OneRunAnalysis(noise_multiplier=self.noise, curve=self.curve, delta=DELTA, confidence=0.95)
-        return analysis.values(self.guesses(self.num_guesses // 2))["power"]["parameter"]
+        return analysis.values(self.guesses(self.num_guesses // 2))
 
     def share_detected(self, parameter: float, repetitions: int) -> float:
         refutes = [
@@ -252,18 +298,20 @@ def rows(repetitions: int, only: str = "") -> Iterator[str]:
     for design in all_designs():
         if only in design.name:
             leak = design.leak()
-            yield row(design.name, leak / design.claimed, design.share_detected(leak, repetitions))
+            yield row(design, leak / design.claimed, design.share_detected(leak, repetitions))
 
 
 def all_designs() -> tuple[Design | GuessDesign, ...]:
     return (*designs(), *guess_designs())
 
 
-def row(name: str, ratio: float, share: float) -> str:
-    return f"| {name} | {ratio:.4g} | {100 * share:.0f} % |\n"
+def row(design: Design | GuessDesign, ratio: float, share: float) -> str:
+    leak, found = (f"{ratio:.4g}", f"{100 * share:.0f} %") if math.isfinite(ratio) else ("none", "")
+    mark = "UNDERPOWERED" if design.is_underpowered() else ""
+    return f"| {design.name} | {leak} | {found} | {mark} |\n"
 
 
-HEAD = "| design | leak: parameter / claimed | detected |\n| --- | --- | --- |\n"
+HEAD = "| design | leak: parameter / claimed | detected | verdict of a correct run |\n" + "| --- " * 4 + "|\n"
 
 
 def main() -> None:

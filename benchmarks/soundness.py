@@ -1,6 +1,6 @@
 """Simulate how often every bound exceeds the truth, and write docs/soundness.md.
 
-    python benchmarks/soundness.py [--repetitions 1000] [--output docs/soundness.md]
+    python benchmarks/soundness.py [--repetitions 1000] [--output docs/soundness.md] [--section TITLE]
 
 Finished cells are cached in .soundness-cache.json, so that an interrupted run resumes where it stopped. Cells
 that were simulated with other code are simulated again. ``soundness_sections`` lists the cells on steps and
@@ -14,6 +14,7 @@ import ast
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -282,11 +283,34 @@ def write(path: Path, text: str) -> None:
     part.replace(path)
 
 
+def replace_sections(path: Path, titles: str, repetitions: int) -> int:
+    """Simulate the sections on steps, runs and power with these titles, and replace them on the page."""
+    from soundness_page import chapters  # noqa: PLC0415  # it imports this script
+
+    chosen: list[Cell | Trial] = [
+        one for part in sections(repetitions) if titles in part.title for one in part.trials
+    ]
+    chosen += power_trials(repetitions) if titles in "Power" else []
+    found = simulate(chosen)
+    text = path.read_text()
+    for title, section in chapters(titles, found, repetitions).items():
+        before, _, rest = text.partition(f"\n## {title}\n")
+        after = rest[rest.index("\n## ") :] if "\n## " in rest else ""
+        # a new section comes before those on power and defaults
+        text = before + section + after if rest else text.replace("\n## Power\n", f"{section}\n## Power\n")
+    count = len(sound_cells(repetitions))
+    write(path, re.sub(r"\*\*\d+ cells", f"**{count} cells", text))
+    return int(any(one.is_covered and not found[one.key].is_sound(0.95) for one in chosen))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=1000)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "soundness.md")
+    parser.add_argument("--section", help="simulate and replace only sections whose title contains this")
     arguments = parser.parse_args()
+    if arguments.section:
+        return replace_sections(arguments.output, arguments.section, arguments.repetitions)
     sound = sound_cells(arguments.repetitions)
     found = simulate(cells(arguments.repetitions))
 

@@ -40,7 +40,10 @@ POWER = """
 Every result states the smallest leak that it would have detected with 80 % probability. For each default
 design, this table takes that leak, audits {repetitions:,} mechanisms with exactly this leak in the same way,
 and shows how many were detected. It should be 80 %, within five points (the standard error at 300 audits is
-2.3 points). All claims are at delta = 1e-5, with mu = 1 or epsilon = 1 unless stated otherwise.
+2.3 points). All claims are at delta = 1e-5, with mu = 1 or epsilon = 1 unless stated otherwise. Claims of
+(eps, delta)-DP are audited with Gaussian noise of the stated epsilon. Where an audit may miss twice the
+claimed epsilon, the verdict of a correct run is UNDERPOWERED; "none" is a design that detects no leak at all
+with 80 % probability.
 
 """
 
@@ -77,6 +80,13 @@ def page(found: dict[str, Coverage], choices: list[s.Choice], repetitions: int) 
         *_choices(choices),
     ]
     return "".join(parts)
+
+
+def chapters(titles: str, found: dict[str, Coverage], repetitions: int) -> dict[str, str]:
+    """Return the sections on steps, runs and power whose titles contain this text, by title."""
+    chosen = [one for one in sections(repetitions) if titles in one.title]
+    texts = {one.title: _section(found, one) for one in chosen}
+    return texts | ({"Power": "".join(_power(found, repetitions))} if titles in "Power" else {})
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -174,7 +184,8 @@ def _power(found: dict[str, Coverage], repetitions: int) -> Iterator[str]:
     yield POWER.format(repetitions=trials[0].repetitions)
     yield power.HEAD
     for one in trials:
-        yield power.row(one.row[0], found[one.key].mean_ratio, found[one.key].exceeded)
+        design = next(design for design in power.all_designs() if design.name == one.row[0])
+        yield power.row(design, found[one.key].mean_ratio, found[one.key].exceeded)
 
 
 def _choices(choices: list[s.Choice]) -> Iterator[str]:

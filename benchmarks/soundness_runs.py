@@ -25,7 +25,7 @@ from soundness_steps import (
 
 import dpaudit
 from dpaudit.accounting import noise_for_epsilon
-from dpaudit.recording import Recorder, WholeRunRecorder
+from dpaudit.recording import NoiseLog, Recorder, WholeRunRecorder
 from dpaudit.stats import Coverage
 
 RATE, STEPS = 4096 / 50000, 2500  # the paper's main setting
@@ -74,6 +74,32 @@ def repeated_counts(rng: Rng, mu: float, *, size: int, every: int) -> float:
         )
         found.append(dpaudit.audit(observations, claim=gaussian_claim(mu)).bound.parameter)
     return max(found)
+
+
+def audited_twice(rng: Rng, mu: float, *, steps: int, canaries: int) -> float:
+    """Audit in the middle and at the end of a planned run, with tests; return twice the truth if refuted."""
+    recorder = Recorder(claim=gaussian_claim(mu), num_steps=steps, noise=NoiseLog(), signal=1.0)
+    is_refuted = False
+    for number in range(steps):
+        noise, present = rng.standard_normal(canaries) / mu, rng.random(canaries) < 0.5
+        recorder.noise.observe(noise, np.zeros(canaries), (canaries,), norm=1.0, eps=0.0)
+        recorder.record(present + noise, present)
+        if number + 1 in (steps // 2, steps):
+            is_refuted |= bool(recorder.audit().refuted)
+    return 2 * mu if is_refuted else 0.0
+
+
+def small_p_value(rng: Rng, mu: float, *, size: int | tuple[int, int], confidence: float) -> float:
+    """Return twice the truth if the p-value of a correct mechanism is at most 5 %."""
+    if isinstance(size, int):
+        absent, present = rng.standard_normal(size) / mu, 1 + rng.standard_normal(size) / mu
+        observations = dpaudit.Observations(with_canary=present, without_canary=absent, normalized=True)
+    else:
+        mask = coins(rng, *size)
+        scores = mask + rng.standard_normal(size) / mu
+        observations = dpaudit.Observations.from_presence(scores, mask, normalized=True)
+    result = dpaudit.audit(observations, claim=gaussian_claim(mu), confidence=confidence)
+    return 2 * mu if result.p_value <= 0.05 else 0.0
 
 
 # One score per canary over a whole run, in which sampling draws the canaries.
@@ -188,6 +214,8 @@ def run_sections(repetitions: int) -> list[Section]:
     return [
         _looks(some),
         _repeated_counts(some),
+        _audited_twice(some),
+        _p_values(some),
         _whole_runs(few, max(repetitions // 10, 1)),
         _dependent_guesses(some),
         *_flagship(few),
@@ -255,6 +283,51 @@ def _repeated_counts(repetitions: int) -> Section:
             )
             for mu in MIDDLE
         ),
+    )
+
+
+def _audited_twice(repetitions: int) -> Section:
+    return Section(
+        title="Tests of several audits",
+        text=(
+            "Correct noise, recorded with its tests: how often the claim is refuted by an audit after half"
+            " of 60 planned steps, or by one at the end, by the bound or by a test. 32 canaries per step."
+        ),
+        head=("audits",),
+        trials=tuple(
+            trial(audited_twice, ("after 30 and after 60 steps",), mu, repetitions, steps=60, canaries=32)
+            for mu in MIDDLE
+        ),
+        has_ratio=False,
+    )
+
+
+def _p_values(repetitions: int) -> Section:
+    return Section(
+        title="P-values",
+        text=(
+            "How often the p-value of a correct mechanism is at most 5 %, in audits at other confidence"
+            " levels, for which bets are tuned."
+        ),
+        head=("scores", "confidence of the audit"),
+        trials=tuple(
+            trial(
+                small_p_value,
+                (name, f"{100 * confidence:g} %"),
+                mu,
+                repetitions,
+                size=size,
+                confidence=confidence,
+            )
+            for name, size in (
+                ("100 per side", 100),
+                ("20 steps of 64", (20, 64)),
+                ("100 steps of 16", (100, 16)),
+            )
+            for confidence in (0.8, 0.99)
+            for mu in MIDDLE
+        ),
+        has_ratio=False,
     )
 
 

@@ -264,6 +264,22 @@ def half_present(rng: Rng, mu: float, *, constant: bool, steps: int, canaries: i
     return dpaudit.audit(observations, claim=gaussian_claim(mu)).bound.parameter
 
 
+def opposite_pairs(rng: Rng, mu: float, *, steps: int, canaries: int) -> float:
+    """Audit a mechanism that reveals which of two canaries is present, in pairs that each step draws.
+
+    For one example alone its curve is that of mu: with the probability of the total variation it reveals it.
+    """
+    first = rng.random((steps, canaries // 2)) < 0.5
+    present = rng.permuted(np.concatenate([first, ~first], axis=1), axis=1)
+    try:
+        observations = dpaudit.Observations.from_presence(
+            present + 1e-9 * rng.standard_normal(present.shape), present, normalized=True
+        )
+    except dpaudit.InputError:
+        return 0.0  # refused
+    return dpaudit.audit(observations, claim=gaussian_claim(mu)).bound.parameter
+
+
 # Mechanisms that adapt to their past while keeping their curve given the past, recorded step by step.
 
 

@@ -65,6 +65,8 @@ PRIVATE_IN_BENCHMARKS = {
         "dpaudit.experiments.black_box._final_model.OneRunAnalysis",
         "dpaudit.stats._one_run",
         "dpaudit.stats._one_run.too_many_correct",
+        "dpaudit.stats._result",
+        "dpaudit.stats._result.unrefuted",
     },
     "crafting.py": {
         "dpaudit._torch._crafting",

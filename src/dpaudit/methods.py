@@ -169,14 +169,14 @@ class CountedOnce(ThresholdRule):
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         if isinstance(inference, CountInference):
-            return ThresholdResult(inference.parameter(self.counts, query), self.fixed.threshold, self.counts)
+            return inference.at_counts(self.counts, self.fixed.threshold, query)
         if (
             isinstance(inference, Betting)
             and self.errors is not None
             and is_large(observations, is_fixed=True)
         ):
-            found = inference.from_errors(self.errors, query)
-            return ThresholdResult(found, self.fixed.threshold, self.counts)
+            bets = inference.place(self.errors, query)
+            return ThresholdResult(bets.parameter(), self.fixed.threshold, self.counts, p_value=bets.p_value)
         return self.fixed.apply(observations, inference, query)
 
     def operating_points(
@@ -257,7 +257,7 @@ class MethodComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        nothing = dict.fromkeys(("verdict", "sentence", "claim", "bound", "power", "estimate"))
+        nothing = dict.fromkeys(("verdict", "sentence", "p_value", "claim", "bound", "power", "estimate"))
         sides = self.observations.with_canary, self.observations.without_canary
         return {
             **(nothing if self.result is None else self.result.to_dict()),

@@ -6,6 +6,7 @@ import json
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dpaudit
@@ -132,12 +133,38 @@ def test_a_leak_that_no_method_finds_is_said_to_be_one(run: Any, monkeypatch: py
     assert "within 50 steps" in sentence
 
 
-def test_too_few_scores_find_no_leak(run: Any) -> None:
+def test_a_size_that_may_miss_twice_the_claimed_epsilon_has_status_3(run: Any) -> None:
     result = run("plan", "--epsilon", "8", "--delta", "1e-5", "--observations", "20")
     assert result.exit_code == 3
     said = " ".join(result.stdout.split())
-    assert "With this few scores, no leak is detected with 80 % probability. Try a larger size" in said
+    words = "This size does not detect twice the claimed epsilon with 80 % probability. Try a larger size"
+    assert words in said
     assert "or pass a leak with --true-epsilon" in said
+    claim = ("plan", "--noise-multiplier", "1", "--delta", "1e-5")
+    found = [run(*claim, "--steps", steps, "--canaries", "4") for steps in ("3", "60")]
+    assert [one.exit_code for one in found] == [3, 0]
+
+
+def test_a_plan_and_an_audit_of_the_same_size_state_the_same_leak() -> None:
+    rng = np.random.default_rng(0)
+    for num_steps in (12, 60):
+        present = rng.random((num_steps, 32)) < 0.5
+        scores = present + rng.standard_normal(present.shape)
+        observations = dpaudit.Observations.from_presence(scores, present, normalized=True)
+        planned = dpaudit.smallest_leak(CLAIM, num_steps=num_steps, num_canaries=16)
+        assert dpaudit.audit(observations, claim=CLAIM).power == planned
+    scores = rng.standard_normal((2, 300))
+    single = dpaudit.Observations(with_canary=1 + scores[0], without_canary=scores[1], normalized=True)
+    assert dpaudit.audit(single, claim=CLAIM).power == dpaudit.smallest_leak(CLAIM, num_steps=300)
+
+
+def test_more_canaries_in_few_steps_are_planned_with_the_power_of_few_steps() -> None:
+    """Before, margins of one size were scaled to another; in 12 steps they are not."""
+    plan = dpaudit.plan_canaries(CLAIM, Leak(noise_factor=0.5), num_steps=12)
+    assert plan.num_canaries is not None
+    for count, is_enough in ((plan.num_canaries, True), (plan.num_canaries * 2 // 3, False)):
+        leak = dpaudit.smallest_leak(CLAIM, num_steps=12, num_canaries=count)
+        assert (leak.parameter <= 1.03 * plan.leak.parameter) == is_enough
 
 
 def test_a_plan_is_a_sentence() -> None:

@@ -74,7 +74,7 @@ def test_betting_has_the_planned_power(num_canaries: int, noise_factor: float) -
         found += result.verdict is dpaudit.Verdict.VIOLATION
     fewest, most = count_range(runs, 0.75)[0], count_range(runs, 0.85)[1]
     assert fewest <= found <= most
-    assert _planned_power(plan, claim) == pytest.approx(0.8, abs=0.02)
+    assert _planned_power(plan, claim) == pytest.approx(0.8, abs=0.03)
 
 
 def _planned_power(plan: dpaudit.Plan, claim: Claim) -> float:

@@ -101,7 +101,7 @@ def test_a_run_keeps_its_scores_and_its_result(tiny: Make) -> None:
     folder = Path(config.output)
     assert {path.name for path in folder.iterdir()} >= {"config.json", "manifest.json", "trials.sqlite3"}
     assert found.values == json.loads((folder / "result.json").read_text())
-    assert found.values["verdict"] == "NO_VIOLATION"
+    assert found.values["verdict"] == "UNDERPOWERED"  # 40 models do not detect twice the claimed epsilon
     assert found.values["threat_model"] == "black-box"
     assert [found.values[key] for key in ("num_models", "num_failed", "num_parameters")] == [40, 0, 650]
     assert found.values["shapes"] == {"with_canary": [20], "without_canary": [20]}

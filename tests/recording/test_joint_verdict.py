@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -315,8 +316,11 @@ def test_correct_runs_are_violations_no_more_often_than_bound_and_tests_allow(is
 def test_a_diagnosis_that_is_joined_makes_a_violation() -> None:
     result = recorded(tests=False).audit()
     found = Finding.certain("sum-norm", "It is longer.")
-    assert result.joined(Diagnosis.of((), confidence=0.99)).verdict is result.verdict
-    assert result.joined(Diagnosis.of((), confidence=0.99, certain=[found])).refuted == ("mechanism",)
+    assert replace(result, diagnosis=Diagnosis.of((), confidence=0.99)).verdict is result.verdict
+    refuted = replace(result, diagnosis=Diagnosis.of((), confidence=0.99, certain=[found]))
+    assert refuted.refuted == ("mechanism",)
+    assert refuted.verdict is dpaudit.Verdict.VIOLATION
+    assert refuted.p_value == 0
 
 
 def test_a_score_that_is_not_finite_may_be_an_overflow_in_the_first_step() -> None:
@@ -326,3 +330,51 @@ def test_a_score_that_is_not_finite_may_be_an_overflow_in_the_first_step() -> No
     recorder.record([0.0, 1.0], [False, True])
     with pytest.raises(dpaudit.InputError, match=r"step 1, .*: did training diverge\?$"):
         recorder.record([0.0, np.nan], [False, True])
+
+
+def test_tests_of_several_audits_have_their_error_rate_once() -> None:
+    """Before, an audit in the middle of a planned run and one at its end had 1 % each."""
+    recorder, spent = recorded(num_steps=30, planned=60), []
+    for _ in range(2):  # the same steps again are the same test
+        middle = recorder.audit()
+        assert middle.diagnosis is not None
+        assert any("before the planned end" in note for note in middle.notes)
+        spent.append(1 - middle.diagnosis.confidence)
+    resumed = Recorder(claim=CLAIM, noise=NoiseLog(), signal=1.0, num_steps=60)
+    resumed.load_state_dict(recorder.state_dict())
+    rng = np.random.default_rng(5)
+    for running in (recorder, resumed):
+        for _ in range(30):
+            drawn, present = rng.standard_normal(COUNT), rng.random(COUNT) < 0.5
+            running.noise.observe(drawn, np.zeros(COUNT), (COUNT // 2, COUNT // 2), norm=1.0, eps=0.0)
+            running.record(drawn + present, present)
+        end = running.audit()
+        assert end.diagnosis is not None
+        assert not any("before the planned end" in note for note in end.notes)
+        assert spent == pytest.approx([0.005, 0.005])
+        assert 1 - end.diagnosis.confidence == pytest.approx(0.005)
+        assert "4.5 % in total: 4 % for the bound, 0.5 % for" in str(end)
+
+
+@pytest.mark.parametrize("planned", [30, 60, None])
+def test_an_audit_that_no_other_with_tests_can_follow_has_all_of_their_error_rate(
+    planned: int | None,
+) -> None:
+    recorder = recorded(num_steps=30, planned=planned)
+    if planned == 60:
+        recorder.close()
+    result = recorder.audit()
+    assert result.diagnosis is not None
+    assert result.diagnosis.confidence == pytest.approx(0.99)
+
+
+def test_a_run_that_continues_after_its_last_audit_has_no_error_rate_left_for_tests() -> None:
+    recorder = recorded(num_steps=30, planned=60)
+    recorder.close()
+    recorder.audit()
+    for _ in range(30):
+        recorder.record(np.zeros(COUNT), np.arange(COUNT) % 3 == 0)
+    with pytest.raises(dpaudit.InputError, match="fair coin"):
+        recorder.audit()
+    assert recorder._tests.share(60, is_last=True) == 0
+    assert recorder._tests.spent == 1

@@ -15,7 +15,7 @@ from dpaudit._plotting import _colors, _draw_panel, draw_picture, draw_tradeoff,
 from dpaudit.experiments.reproduction import Picture
 from dpaudit.experiments.reproduction._figure import Mark, Panel, Series
 from dpaudit.recording import Trajectory, TrajectoryPoint
-from dpaudit.stats._result import ErrorRatePlane
+from dpaudit.stats._roc_band import ErrorRatePlane
 
 matplotlib = pytest.importorskip("matplotlib")
 

@@ -23,7 +23,7 @@ from dpaudit.recording import Trajectory
 from dpaudit.report import Report, read_run
 from dpaudit.report._plot_data import Histogram, drawable, rebuilt_hypothesis
 from dpaudit.report._svg import AxisScale
-from dpaudit.stats._result import ErrorRatePlane
+from dpaudit.stats._roc_band import ErrorRatePlane
 from dpaudit.stats.inference import BoundQuery
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)

@@ -27,7 +27,7 @@ from dpaudit.report._plots import (
 from dpaudit.report._run import ClaimSummary, MethodBound, Run
 from dpaudit.report._svg import AxisScale, Canvas
 from dpaudit.stats import RocBand
-from dpaudit.stats._result import ErrorRatePlane
+from dpaudit.stats._roc_band import ErrorRatePlane
 
 Point = tuple[float, float]
 

@@ -175,7 +175,7 @@ def test_an_epsilon_delta_claim_assumes_no_mechanism():
     claim = dpaudit.Claim.approximate_dp(epsilon=1.0, delta=1e-5)
     good = dpaudit.audit(scores(2.0, 3000, normalized=True), claim=claim)
     bad = dpaudit.audit(scores(0.3, 3000, normalized=True), claim=claim)
-    assert good.verdict is dpaudit.Verdict.NO_VIOLATION
+    assert good.verdict is dpaudit.Verdict.UNDERPOWERED  # 3,000 scores do not detect twice this epsilon
     assert bad.verdict is dpaudit.Verdict.VIOLATION
     assert bad.bound.assumptions == (
         "all observations are independent and, on each side, identically distributed, and their number was "
@@ -245,7 +245,7 @@ def test_an_epsilon_delta_claim_can_be_tested_as_gaussian_and_the_verdict_says_s
     claim = dpaudit.Claim.approximate_dp(epsilon=4.377, delta=1e-5)  # mu = 1
     generic = dpaudit.audit(scores(0.7, 2500, normalized=True), claim=claim)
     gaussian = dpaudit.audit(scores(0.7, 2500, normalized=True), claim=claim, tradeoff=dpaudit.Gaussian())
-    assert generic.verdict is dpaudit.Verdict.NO_VIOLATION
+    assert not generic.refuted
     assert gaussian.verdict is dpaudit.Verdict.VIOLATION
     condition = "This holds if the mechanism's trade-off curve is Gaussian (mu-GDP)."
     assert condition in str(gaussian)
@@ -268,7 +268,7 @@ def test_another_curve_of_the_same_kind_is_not_the_claimed_one():
 
 
 @pytest.mark.parametrize("size", [1, 5, 9, 20, 31, 100])
-def test_underpowered_is_what_a_perfect_attack_of_that_size_could_not_refute(size):
+def test_the_largest_refutable_parameter_is_what_a_perfect_attack_of_that_size_refutes(size):
     perfect = dpaudit.Observations(with_canary=np.ones(size), without_canary=np.zeros(size))
     for method in ({"threshold": dpaudit.Simultaneous()}, {"inference": dpaudit.Betting(tails=0.0)}):
         if size == 1 and "inference" in method:

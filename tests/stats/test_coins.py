@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy import stats
 from statistical_limits import most_flagged
 
 import dpaudit
@@ -242,3 +243,30 @@ def test_what_presence_rests_on_is_said():
     assert any("fair coin" in text for text in dpaudit.audit(fair, claim=CLAIM).bound.assumptions)
     apart = dpaudit.Observations(with_canary=np.arange(50.0), without_canary=np.arange(50.0))
     assert any("the only difference" in text for text in dpaudit.audit(apart, claim=CLAIM).bound.assumptions)
+
+
+def pairs_drawn_in_each_step(steps, size, rng):
+    return rng.permuted(opposites(steps, size, rng), axis=1)
+
+
+@pytest.mark.parametrize(("steps", "size", "noise"), [(3, 4096, 5.0), (6, 1024, 2.0)])
+def test_opposite_pairs_drawn_in_each_step_are_refused(steps, size, noise):
+    """Before, they passed, and a mechanism that may reveal an exchange was refuted in every run."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        present = pairs_drawn_in_each_step(steps, size, rng)
+        with pytest.raises(
+            dpaudit.InputError, match=rf"exactly half of the canaries in every one of {steps} "
+        ):
+            dpaudit.Observations.from_presence(present / noise, present, normalized=True)
+
+
+@pytest.mark.parametrize("size", [2, 3, 16, 1024])
+def test_exactly_half_of_fair_coins_is_refused_at_most_once_in_8000_runs(size):
+    """Exact: the probability of half of the canaries in each of the fewest steps that are refused."""
+    half = stats.binom.pmf([size // 2, (size + 1) // 2], size, 0.5)[: 1 + size % 2].sum()
+    check, steps = CoinCheck(), 0
+    while check._halves[0] < 13:
+        steps += 1
+        check.add(np.arange(size)[None] < size // 2)
+    assert half**steps < 1 / 8000

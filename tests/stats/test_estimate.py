@@ -481,7 +481,6 @@ class TestResult:
         bare = dpaudit.Result(
             claim=result.claim,
             bound=result.bound,
-            verdict=result.verdict,
             hypothesis=result.hypothesis,
             design=result.design,
         )

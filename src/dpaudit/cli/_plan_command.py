@@ -33,11 +33,13 @@ from dpaudit.stats import (
     Leak,
     Plan,
     Power,
+    Verdict,
     plan_canaries,
     plan_steps,
     smallest_leak,
 )
 from dpaudit.stats._bound import plain
+from dpaudit.stats._result import unrefuted
 
 _METHODS: tuple[Inference, ...] = (ClopperPearson(), JointExact(), Betting())
 _Found = TypeVar("_Found")
@@ -80,9 +82,13 @@ class PlanResult:
 
     @property
     def is_found(self) -> bool:
-        """Whether any method detects a leak."""
+        """Whether any method detects the leak, or this size twice the claimed epsilon."""
         sizes = any(plan.num_observations is not None for plan in self.plans)
-        return sizes or any(one.leak.parameter < float("inf") for one in self.leaks)
+        return sizes or any(self._is_powered(one.leak) for one in self.leaks)
+
+    def _is_powered(self, leak: Power) -> bool:
+        parameter = self.claim.hypothesis(None).parameter
+        return unrefuted(leak, self.claim.epsilon, parameter) is Verdict.NO_VIOLATION
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -263,7 +269,7 @@ def _leaks(leaks: tuple[MethodLeak, ...]) -> Table:
 def _nothing(planned: PlanResult) -> str:
     if planned.leaks:
         power = _validate.percent(planned.power)
-        return f"With this few scores, no leak is detected with {power} probability. {_TRY}"
+        return f"This size does not detect twice the claimed epsilon with {power} probability. {_TRY}"
     return "No method detects this leak within the sizes that were tried."
 
 
@@ -318,8 +324,8 @@ def plan(
     The attack is assumed to be the best one that the mechanism allows, with the
     threshold at the midpoint of the scores.
 
-    Exit status: 0 if a method detects a leak, 2 for bad input, 3 if none does
-    within 10 million observations.
+    Exit status: 0 if a method detects the leak, or a size twice the claimed
+    epsilon, 2 for bad input, 3 if none does within 10 million observations.
     """
     claimed = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
     options = PlanOptions(

@@ -51,7 +51,14 @@ def print_result(console: Console, values: _Values, more: Sequence[tuple[str, st
     verdict = Verdict[values["verdict"]]
     rows: list[tuple[str, str | Text]] = [
         ("verdict", Text.assemble((verdict.name, _STYLE[verdict]), f". {values['sentence']}")),
-        *summary(claim, bound, Power.from_dict(values["power"]), parts=parts),
+        *summary(
+            claim,
+            bound,
+            Power.from_dict(values["power"]),
+            parts=parts,
+            attack_power=Power.from_dict(values["attack_power"]) if "attack_power" in values else None,
+            p_value=values.get("p_value") if verdict is Verdict.VIOLATION else None,
+        ),
         *_estimate_lines(values),
         *([("", _MORE)] if verdict is Verdict.UNDERPOWERED else []),
         *_listed("finding", [f"{one['name']}: {one['sentence']}" for one in _findings(values)]),

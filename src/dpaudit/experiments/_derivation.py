@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from dpaudit.errors import DpauditError, IncompleteError, InputError, quoted, sa
 from dpaudit.experiments._run_analysis import RETRIED, THRESHOLD_RULES, RunAnalysis, StoredScores, analyze
 from dpaudit.experiments._seal import require_checksum
 from dpaudit.methods import REVERSED
-from dpaudit.stats import Bound
+from dpaudit.stats import Bound, Power, Verdict
 from dpaudit.stats._bound import number
+from dpaudit.stats._result import unrefuted, verdict_sentence
 from dpaudit.stats._serialization import SCHEMA_VERSION
 
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-6  # other machines and versions of SciPy round differently
@@ -183,26 +184,40 @@ def _size_values(values: Mapping[str, Any], scores: StoredScores) -> dict[str, A
 
 def _verdict_values(values: Mapping[str, Any], found: RunAnalysis) -> dict[str, Any]:
     """Return the verdict that follows from bound and tests, and everything that depends on it."""
-    verdict, result = found.verdict, found.result
+    result = found.result
     if result is None:
+        verdict = None if found.refutes is None else _verdict(values, found, is_refuted=found.refutes)
         name, sentence = (None, None) if verdict is None else (verdict.name, verdict.value)
-        return {"verdict": name, "sentence": sentence, **dict.fromkeys(("refuted", "estimate", "diagnosis"))}
+        missing = dict.fromkeys(("refuted", "estimate", "diagnosis"))
+        return {"verdict": name, "sentence": sentence, **missing}
     tests: dict[str, Any] | None = None
     if found.tests is not None and values["diagnosis"] is not None:
         diagnosis = _stored_diagnosis(values["diagnosis"], found.tests)
-        result = result.joined(diagnosis)
+        result = replace(result, diagnosis=diagnosis)
         keys = "name", "p_value", "adjusted"
         rows = [{key: getattr(one, key) for key in keys} for one in diagnosis.findings]
         tests = {"confidence": found.tests, "findings": rows}
     elif found.tests is not None and not any(str(one).startswith(_UNTESTED) for one in values["not_covered"]):
         raise InputError("Expected the tests of the noise, got no diagnosis.")
+    verdict = _verdict(values, found, is_refuted=bool(result.refuted))
     return {
-        "verdict": result.verdict.name,
+        "verdict": verdict.name,
         "refuted": list(result.refuted),
-        "sentence": result.sentence,
+        "sentence": verdict_sentence(verdict, result.refuted, result.hypothesis.condition),
+        "p_value": result.p_value,
         "diagnosis": tests,
         "estimate": None if values.get("stopped_early") is True else result.estimate.to_dict(),
     }
+
+
+def _verdict(values: Mapping[str, Any], found: RunAnalysis, *, is_refuted: bool) -> Verdict:
+    """Return the verdict; whether a claim that is not refuted could have been rests on the stored power."""
+    if is_refuted:
+        return Verdict.VIOLATION
+    if found.result is not None and found.result.is_blind:
+        return Verdict.UNDERPOWERED
+    claim = (math.inf if found.claim[key] == "inf" else found.claim[key] for key in ("epsilon", "parameter"))
+    return unrefuted(Power.from_dict(values["power"]), *claim)
 
 
 def _stored_diagnosis(stored: Mapping[str, Any], confidence: float) -> Diagnosis:

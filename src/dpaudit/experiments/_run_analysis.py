@@ -35,7 +35,6 @@ from dpaudit.stats import (
     Simultaneous,
     ThresholdRule,
     TradeOff,
-    Verdict,
     audit,
     lower_bound,
     one_run_bound,
@@ -44,7 +43,7 @@ from dpaudit.stats import (
 from dpaudit.stats._audit import audit_untuned, default_method
 from dpaudit.stats._bound import plain
 from dpaudit.stats._observations import split_by_coins
-from dpaudit.stats._one_run import too_many_correct
+from dpaudit.stats._one_run import guessed_p_value
 
 SCORE_FILES: Final = {
     "scores": "f",
@@ -217,7 +216,7 @@ class RunAnalysis:
 
     claim: Mapping[str, Any]
     bound: Bound
-    verdict: Verdict | None
+    refutes: bool | None
     confidence: float
     methods: Sequence[Mapping[str, Any]]
     shapes: Mapping[str, Sequence[int]]
@@ -240,7 +239,7 @@ class RunAnalysis:
         }
         common = _compared(found)
         return cls(
-            claim=claim, bound=result.bound, verdict=result.verdict, result=result, **common, **options
+            claim=claim, bound=result.bound, refutes=bool(result.refuted), result=result, **common, **options
         )
 
 
@@ -330,20 +329,12 @@ def _final_model(scores: StoredScores, claim: Claim) -> RunAnalysis:
     return RunAnalysis(
         claim={**summary, "parameter": claimed},
         bound=bound,
-        verdict=guessed_verdict(bound, guesses, curve, claimed),
+        refutes=bound.parameter > claimed,
         confidence=level["confidence"],
+        more={"p_value": guessed_p_value(guesses, curve, claimed)},
         methods=[{"name": name, **row.to_dict(), "training_epsilon": None} for name, row in rows.items()],
         shapes={"with_canary": [num_present], "without_canary": [guesses.num_canaries - num_present]},
     )
-
-
-def guessed_verdict(bound: Bound, guesses: Guesses, curve: TradeOff, claimed: float) -> Verdict:
-    """Return the verdict of guesses; it is underpowered if even correct ones could not refute the claim."""
-    if bound.parameter > claimed:
-        return Verdict.VIOLATION
-    best = replace(guesses, num_correct=guesses.num_guesses)
-    can_refute = too_many_correct(best, curve, claimed, 1 - bound.confidence)
-    return Verdict.NO_VIOLATION if can_refute else Verdict.UNDERPOWERED
 
 
 def _many_runs(scores: StoredScores) -> RunAnalysis:
@@ -355,15 +346,15 @@ def _many_runs(scores: StoredScores) -> RunAnalysis:
         found = _examined(scores, None, level, names=table["methods"])
         bound = _default_bound(scores, ApproximateDP(scores.values["delta"]), rule, scores.observations)
         unclaimed = no_claim(scores.values["delta"])
-        return RunAnalysis(claim=unclaimed, bound=bound, verdict=None, **_compared(found))
+        return RunAnalysis(claim=unclaimed, bound=bound, refutes=None, **_compared(found))
     curve = claim.training
     assert curve is not None  # of a claim about DP-SGD
     result = audit(scores.observations, claim=claim, confidence=level, tradeoff=curve, threshold=rule)
     if scores.values.get("num_failed"):
         best = _default_bound(scores, curve, rule, _without_errors(scores))
         is_too_weak = best.parameter <= result.hypothesis.parameter
-        if is_too_weak and result.verdict is Verdict.NO_VIOLATION:
-            result = replace(result, verdict=Verdict.UNDERPOWERED)
+        if is_too_weak and not result.refuted:
+            result = replace(result, is_blind=True)
     found = _examined(scores, claim, level, tradeoff=curve, names=table["methods"], result=result)
     return RunAnalysis.of(found, result)
 

@@ -45,7 +45,6 @@ _MEANT = (
     UnderpoweredWarning,
     KeyboardInterrupt,
 )
-_WEAK = 2.0  # an audit that detects no leak below this multiple of the claim is weak
 _ZEROS = "other gradients: replaced by zeros, because their sum is not a sum of clipped gradients"
 
 
@@ -214,7 +213,7 @@ class DpAudit:
         note(self._node, self._report.call.number, result, outcome.diagnosis)
         if outcome.is_bad:
             pytest.fail(self._report.failure(result, _summarized(recorder), remarks), pytrace=False)
-        if _is_weak(result):
+        if result.verdict is Verdict.UNDERPOWERED:
             text = f"{result.verdict.value} Power: {result.power}. Use more steps or canaries."
             self._node.warn(UnderpoweredWarning(text))
         return outcome
@@ -287,11 +286,6 @@ def _with_numpy_hint(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise
 
     return wrapped
-
-
-def _is_weak(result: Result) -> bool:
-    claimed = result.hypothesis.parameter
-    return result.verdict is Verdict.UNDERPOWERED or result.design.smallest_leak(claimed) > _WEAK * claimed
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,8 @@ def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagn
 
 def _detectable_noise(result: Result) -> str:
     """Return the noise, relative to the claim, that would have been detected with 80 % probability."""
-    if not result.hypothesis.tradeoff.is_inverse_noise:
-        return ""
-    claimed = result.hypothesis.parameter
-    return f"{claimed / result.design.smallest_leak(claimed):.3g}"
+    factor = result.power.noise_factor
+    return "" if factor is None else f"{factor:.3g}"
 
 
 def note_error(node: pytest.Item, number: int) -> None:

@@ -38,6 +38,11 @@ _RESUMED = (
     "of a recorder holds nothing but scores"
 )
 _STOPPED = _UNTESTED + "a bound was shown before the end, so the run may have ended because of its noise"
+_SPENT = _UNTESTED + "an earlier audit of this run has spent the error rate of the tests"
+_INTERIM = (
+    "this audit is before the planned end of the run: its tests have half of the error rate that is left for "
+    "tests, a later audit has the rest"
+)
 _DRAWN = "how batches are drawn is not tested"
 _SAMPLING = f"{_DRAWN}: the claim assumes Poisson sampling, and scores of single steps do not depend on it"
 _COUPLED = (
@@ -79,6 +84,27 @@ class RunTests:
         self.noise, self._checks, self._claims, self._wanted = noise, tuple(checks), claims, wanted
         self.num_resumed = 0
         """The number of steps that were recorded before the run was resumed."""
+        self._shares: dict[int, float] = {}  # of the tests' error rate, by number of steps
+
+    @property
+    def spent(self) -> float:
+        """The share of the tests' error rate that audits have spent so far."""
+        return sum(self._shares.values())
+
+    @spent.setter
+    def spent(self, share: float) -> None:
+        self._shares = {-1: share} if share else {}
+
+    def share(self, num_done: int, *, is_last: bool) -> float:
+        """Return the share of the tests' error rate for an audit after this many steps.
+
+        An audit that may be followed by another, on more steps, has half of what is left, and the last one
+        all of it: together, they have their error rate once. The same steps again are the same test.
+        """
+        if num_done not in self._shares:
+            left = max(1 - self.spent, 0.0)
+            self._shares[num_done] = left if is_last else left / 2
+        return self._shares[num_done]
 
     @property
     def exist(self) -> bool:
@@ -140,28 +166,32 @@ class RunTests:
         confidence: float | None,
         *,
         more: SupportsDiagnose | None = None,
+        num_done: int = 0,
+        is_last: bool = True,
         may_have_stopped: bool = False,
         has_signal: Callable[[], bool] = lambda: True,
         covers_sampling: bool = False,
     ) -> Result:
         """Return the result with the tests at this confidence, and with what is not covered.
 
-        ``more`` are tests that the user adds. If the run ``may_have_stopped`` because of its bound, only
+        ``more`` are tests that the user adds. Audits after different numbers of steps share the error rate of
+        the tests, see :meth:`share`. If the run ``may_have_stopped`` because of its bound, only
         findings without statistics hold.
         """
         diagnosis, gaps = None, list(result.not_covered)
         if confidence is None:
             gaps.append(self._why_untested())
-        elif may_have_stopped:
+        elif may_have_stopped or not (share := self.share(num_done, is_last=is_last)):
             diagnosis = self._certain(result, confidence)
-            gaps.append(_STOPPED)
+            gaps.append(_STOPPED if may_have_stopped else _SPENT)
         else:
+            result = replace(result, notes=(*result.notes, _INTERIM)) if not is_last else result
             try:
-                diagnosis = self._tested(result, confidence, more, has_signal)
+                diagnosis = self._tested(result, 1 - share * (1 - confidence), more, has_signal)
             except UntestedError as error:
                 gaps.append(f"{_UNTESTED}{error}")
         if diagnosis is not None:
-            result = result.joined(diagnosis)
+            result = replace(result, diagnosis=diagnosis)
             gaps += diagnosis.not_covered
         covers_sampling = covers_sampling or (diagnosis is not None and diagnosis.tests_sampling)
         if not covers_sampling and not any(gap.startswith(_DRAWN) for gap in gaps):

@@ -62,18 +62,14 @@ class Recorder:
     ``num_steps`` is the planned number of steps, or None; the bound is valid either way, and tightest if the
     number is right. ``callbacks`` receive a :class:`LiveBound` about a hundred times per run (or every
     ``every`` steps); they may raise to end the run. ``paired``: each step has one score without the canary
-    and one with it, from two independent draws, instead of one fair coin per canary. ``coupled``: a
-    score depends on which other canaries were present, as after subtracting the contributions of other
-    canaries that overlap with it.
+    and one with it, from two independent draws, instead of one fair coin per canary. ``coupled``: a score
+    depends on which other canaries were present, as after subtracting those that overlap with it.
 
-    Observers pass further parts. A ``ReadClaim`` reads the claim from the training run. ``noise`` tests the
-    noise, and ``checks`` are further tests. Bound and tests share the error rate, from the first step on;
-    with ``tests=False`` the bound has all of it. A present canary must score ``signal`` or more, otherwise
-    there is no verdict. Scores are in units of ``reach`` clipping norms, which is less than 1 if canaries do
-    not reach all layers. ``facts`` returns a :class:`TrainingInfo`. ``not_covered`` are sentences that name
-    the parts of the training run that canaries bypass. ``synchronize`` waits for steps that were started but
-    are not yet recorded. ``num_canaries`` is the number of scores per step, if it is fixed before the first
-    step. What arrives of ``canaries``, which are gradients, is tested; short ones do not count for the bound.
+    Observers pass further parts. A ``ReadClaim`` reads the claim from the training run. ``noise`` and
+    ``checks`` are tests, which share the error rate with the bound; with ``tests=False`` the bound has all of
+    it. A present canary must score ``signal`` or more, otherwise there is no verdict. Scores are in units of
+    ``reach`` clipping norms, less than 1 if canaries do not reach all layers. ``synchronize`` waits for steps
+    that are not yet recorded. What arrives of gradient ``canaries`` is tested.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -312,7 +308,8 @@ class Recorder:
         By default the bound rests on the bets behind :meth:`live`: one test, which is valid even if the run
         was stopped because of the live bound, and if the canaries of one step are dependent. Another method
         is a second test: if a bound was shown before, the result states that the method was chosen earlier.
-        Counts are refused, and tests are not run, if the number of steps may depend on the bound.
+        Counts are refused, and tests are not run, if the number of steps may depend on the bound. Before the
+        planned end, tests have half of their error rate, and the rest at the end.
         """
         given = self._claims.pop_params(method)
         observations = self.observations  # before the claim, which a run without steps does not have
@@ -336,6 +333,8 @@ class Recorder:
                 ),
                 tests_level,
                 more=tests,
+                num_done=self.num_done,
+                is_last=self._shown.is_last(self.num_done),
                 may_have_stopped=self._may_have_stopped,
                 has_signal=self._has_signal,
             )
@@ -380,8 +379,7 @@ class Recorder:
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
         """Run the tests alone, against ``noise_multiplier``, by default the claimed one.
 
-        Raise an ``InputError`` if no noise was logged, or if the run may have been ended because of its
-        noise: the tests have their error rate only if the number of steps does not depend on the noise.
+        Raise an ``InputError`` if no noise was logged, or if the run may have ended because of its noise.
         """
         if self.tests_noise and self._may_have_stopped:
             problem = "tests of the noise would not have their stated error rate. Pass"
@@ -402,6 +400,7 @@ class Recorder:
             "looked": self._shown.early,
             "shown": self._shown.any,
             **({"joint_confidence": self.confidence} if len(self._log) else {}),
+            **({"tests_spent": self._tests.spent} if self._tests.spent else {}),
             **self._bets.state_dict(),
             **({"lengths": self._lengths.counts} if self._lengths.counts.any() else {}),
         }
@@ -417,6 +416,7 @@ class Recorder:
                 self._tests_level = remaining_level(self._bets.level, self.confidence)
             self._log.load(scores, present)
             self._tests.num_resumed = len(self._log)
+            self._tests.spent = _validate.at_least("tests_spent", state.get("tests_spent", 0.0), 0.0)
             self._shown.early = _validate.flag("looked", state["looked"])
             self._shown.any = _validate.flag("shown", state["shown"])
             self._lengths.counts = np.array(state.get("lengths", np.zeros_like(self._lengths.counts)))

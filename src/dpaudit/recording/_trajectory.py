@@ -193,6 +193,10 @@ class ShownBounds:
         """Return whether the run has ended."""
         return self.is_closed or num_done == self._planned
 
+    def is_last(self, num_done: int) -> bool:
+        """Return whether no audit with tests can follow, on more steps; a run that is over may continue."""
+        return self._planned is None or num_done > self._planned or self.is_over(num_done)
+
     def may_have_stopped(self, num_done: int) -> bool:
         """Return whether the number of steps may depend on the scores."""
         return self.early and num_done != self._planned

@@ -157,7 +157,8 @@ def _numbers(run: Run) -> Html:
         leak = smallest_leak(run)
         seen = leak if leak == "none" else f"epsilon {leak}"
         below = f"with {_validate.percent(run.power.probability)} probability"
-        entries.append(("smallest detectable leak", seen, below))
+        by = ", by an ideal attack" if run.power.is_ideal else ""
+        entries.append(("smallest detectable leak", seen, below + by))
     parts = [
         element("div", element("dt", label), element("dd", element("strong", value), element("small", below)))
         for label, value, below in entries

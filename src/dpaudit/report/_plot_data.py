@@ -34,7 +34,8 @@ from dpaudit.stats import (
 )
 from dpaudit.stats._bound import number, plain
 from dpaudit.stats._counts import StepScores
-from dpaudit.stats._result import ErrorRatePlane, Hypothesis
+from dpaudit.stats._result import Hypothesis
+from dpaudit.stats._roc_band import ErrorRatePlane
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.inference._tails import far_rates
 from dpaudit.stats.thresholds._rules import predictable_bets

@@ -148,6 +148,8 @@ def _run(name: str, values: Mapping[str, Any], file: Path) -> Run:
         claim=claim,
         bound=bound,
         power=None if verdict is None else Power.from_dict(_section(values, "power")),
+        attack_power=Power.from_dict(values["attack_power"]) if values.get("attack_power") else None,
+        p_value=None if values.get("p_value") is None else number(values, "p_value", high=1.0),
         estimate=Estimate.from_dict(_section(values, "estimate")) if has_estimate else None,
         methods=tuple(_methods(_items(values, "methods", Mapping), claim.delta)),
         notes=tuple(_items(values, "notes", str)),

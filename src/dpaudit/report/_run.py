@@ -87,6 +87,10 @@ class Run:
     claim: ClaimSummary
     bound: Bound
     power: Power | None
+    attack_power: Power | None = None
+    """The power of the attack as observed; None if it is that of the design."""
+    p_value: float | None = None
+    """None without a claim."""
     estimate: Estimate | None = None
     """None if the run was made by a version without estimates."""
     methods: tuple[MethodBound, ...] = ()
@@ -145,6 +149,8 @@ class Run:
             claim=claim,
             bound=result.bound,
             power=result.power,
+            attack_power=result.attack_power,
+            p_value=result.p_value,
             notes=result.notes,
             estimate=result.estimate,
             not_covered=result.not_covered,
@@ -179,6 +185,8 @@ class Run:
             "claim": self.claim.to_dict(),
             "bound": self.verdict_bound.to_dict(),
             "power": None if self.power is None else self.power.to_dict(),
+            "attack_power": None if self.attack_power is None else self.attack_power.to_dict(),
+            "p_value": self.p_value,
             "estimate": None if self.estimate is None else self.estimate.to_dict(),
             "methods": [method.to_dict() for method in self.methods],
             "notes": list(self.notes),
@@ -260,7 +268,7 @@ def headline(run: Run) -> str:
     if run.verdict is None:
         return f"There is no claim: epsilon is at least {least}, {sureness}."
     if run.verdict is Verdict.UNDERPOWERED:
-        return f"The claim of epsilon {claimed} could not be tested: there are too few observations."
+        return f"The claim of epsilon {claimed} could not be tested: twice of it could have gone undetected."
     if run.verdict is Verdict.NO_VIOLATION:
         return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {sureness}."
     if run.refuted is not None and PRIVACY not in run.refuted:
@@ -289,7 +297,14 @@ def _sureness(run: Run) -> str:
 
 def summary(run: Run) -> list[tuple[str, str]]:
     """Return the claim, bound, kind, method, power, estimates and noise tests as labels and sentences."""
-    lines = result_summary(run.claim.summary, run.bound, run.power, parts=run.claim.parts)
+    lines = result_summary(
+        run.claim.summary,
+        run.bound,
+        run.power,
+        parts=run.claim.parts,
+        attack_power=run.attack_power,
+        p_value=run.p_value if run.verdict is Verdict.VIOLATION else None,
+    )
     tests = "not run"
     if run.diagnosis is not None:
         names = ", ".join(one.name for one in run.diagnosis.findings)

@@ -14,7 +14,7 @@ from dpaudit.stats._bound import Bound
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import ALIKE, Observations, scale_notes
 from dpaudit.stats._power import AuditDesign
-from dpaudit.stats._result import Claimed, Result, Verdict
+from dpaudit.stats._result import Claimed, Result
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import (
     Betting,
@@ -94,15 +94,10 @@ def audit_untuned(
     method, rule = default_method(observations, hypothesis.tradeoff, inference, threshold)
     method = _suited(method, observations)
     _require_confidence(method, rule)
-    bound = lower_bound(
-        observations,
-        delta=claim.delta,
-        confidence=confidence,
-        tradeoff=hypothesis.tradeoff,
-        inference=method,
-        threshold=rule,
-    )
-    query = BoundQuery(hypothesis.tradeoff, claim.delta, 1 - confidence)
+    query = BoundQuery(hypothesis.tradeoff.at(claim.delta), claim.delta, 1 - confidence)
+    method.check(query)
+    finding = _find(observations, rule, method, query)
+    bound = _bound(finding, observations, rule, method, query)
     design = AuditDesign.of(observations, method, rule, query)
     return Result(
         claim=claim,
@@ -111,9 +106,9 @@ def audit_untuned(
             epsilon=hypothesis.epsilon(bound.parameter),
             assumptions=(*bound.assumptions, *hypothesis.assumptions),
         ),
-        verdict=_verdict(bound, hypothesis.parameter, design),
         hypothesis=hypothesis,
         design=design,
+        bound_p_value=finding.p_value,
         # a canary that is sampled scores its sample rate on average
         notes=scale_notes(observations, getattr(hypothesis.tradeoff, "sample_rate", 1.0)),
         observations=observations,
@@ -149,12 +144,23 @@ def lower_bound(
     if isinstance(observations, Observations):
         inference = _suited(inference, observations)
     finding = _find(observations, threshold, inference, query)
+    return _bound(finding, observations, threshold, inference, query)
+
+
+def _bound(
+    finding: ThresholdResult,
+    observations: Observations | ErrorCounts,
+    threshold: ThresholdRule | None,
+    inference: Inference,
+    query: BoundQuery,
+) -> Bound:
+    """Return the bound with its method and assumptions."""
     valid = threshold is None or threshold.valid
     rule = finding.rule if isinstance(finding.rule, ThresholdRule) else threshold
     return Bound(
-        epsilon=query.tradeoff.epsilon(finding.parameter, delta),
-        delta=delta,
-        confidence=confidence,
+        epsilon=query.tradeoff.epsilon(finding.parameter, query.delta),
+        delta=query.delta,
+        confidence=1 - query.error_rate,
         parameter=finding.parameter,
         tradeoff=query.tradeoff,
         inference=inference,
@@ -214,14 +220,6 @@ def _suited(inference: Inference, observations: Observations) -> Inference:
         "Expected inference=Betting() for scores that depend on which other canaries were present, as those "
         f"of input canaries do, got {inference!r}, which assumes that they are independent."
     )
-
-
-def _verdict(bound: Bound, claimed: float, design: AuditDesign) -> Verdict:
-    if bound.parameter > claimed:
-        return Verdict.VIOLATION
-    if not design.can_refute(claimed):
-        return Verdict.UNDERPOWERED
-    return Verdict.NO_VIOLATION
 
 
 def default_method(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from dpaudit import _validate
+from dpaudit._types import IntArray
 from dpaudit.errors import InputError
 from dpaudit.stats._binomial import binomial_cdf
 from dpaudit.stats._bound import Bound
 from dpaudit.stats._coins import FAIR
 from dpaudit.stats._counts import Guesses
-from dpaudit.stats._rootfinding import last_true
+from dpaudit.stats._rootfinding import last_true, smallest_error
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Kind
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
@@ -20,6 +22,8 @@ from dpaudit.stats.tradeoffs._attack import Attack
 
 _RUNS = 200, 1000  # fewest and most simulated runs
 _SIMULATED = 1_000_000  # canaries of all simulated runs
+_LEAKIEST = 1e3  # times the claim: nothing is hidden
+_LEAST_EFFICIENCY = 0.001  # of guesses; fewer correct ones show nothing
 
 _BEFORE = "the number of guesses was fixed before seeing the data"
 _RELEASE_ALONE = (
@@ -117,8 +121,47 @@ def too_many_correct(guesses: Guesses, family: TradeOff, parameter: float, error
     return right + wrong > total / guesses.num_canaries
 
 
+def guessed_p_value(guesses: Guesses, family: TradeOff, claimed: float) -> float:
+    """Return the smallest error rate at which this many correct guesses refute the claimed parameter."""
+    return smallest_error(lambda error: too_many_correct(guesses, family, claimed, error))
+
+
+def smallest_guessed_leak(
+    guesses: Guesses, attack: Callable[[float], Attack], fewest: int, claimed: float, probability: float
+) -> float:
+    """Return the smallest parameter that at least ``fewest`` correct guesses reveal with this probability.
+
+    ``attack`` is that on a mechanism with a given parameter.
+    """
+    if guess_detection_rate(attack(_LEAKIEST * claimed), guesses, fewest) < probability:
+        return math.inf
+    return claimed + last_true(
+        lambda excess: guess_detection_rate(attack(claimed + excess), guesses, fewest) < probability,
+        tolerance=1e-2,
+    )
+
+
 def guess_detection_rate(attack: Attack, guesses: Guesses, fewest: int) -> float:
-    """Simulate how often at least ``fewest`` guesses by the extreme scores of ``attack`` are correct.
+    """Simulate how often at least ``fewest`` guesses by the extreme scores of ``attack`` are correct."""
+    return float((_simulated_correct(attack, guesses) >= fewest).mean())
+
+
+def guess_efficiency(attack: Callable[[float], Attack], guesses: Guesses) -> float:
+    """Return the share of its signal with which an attack has as many correct guesses, at most 1.
+
+    ``attack`` returns the attack with this share of the signal.
+    """
+
+    def falls_short(share: float) -> bool:
+        return share <= 1 and _simulated_correct(attack(share), guesses).mean() < guesses.num_correct
+
+    if not falls_short(_LEAST_EFFICIENCY):
+        return 0.0
+    return min(last_true(falls_short, 0.3, tolerance=0.02), 1.0)
+
+
+def _simulated_correct(attack: Attack, guesses: Guesses) -> IntArray:
+    """Simulate how many guesses by the extreme scores of ``attack`` are correct.
 
     Half of the guesses are "present", for the highest scores, and half are "absent", however many canaries
     are present: if those are far from half, some guesses are wrong even if the scores reveal everything.
@@ -131,5 +174,4 @@ def guess_detection_rate(attack: Attack, guesses: Guesses, fewest: int) -> float
     high = guesses.num_guesses - low
     order = np.argpartition(scores, sorted({max(low - 1, 0), min(total - high, total - 1)}), axis=1)
     truth = np.take_along_axis(present, order, axis=1)
-    correct = (~truth[:, :low]).sum(axis=1) + truth[:, total - high :].sum(axis=1)
-    return float((correct >= fewest).mean())
+    return np.asarray((~truth[:, :low]).sum(axis=1) + truth[:, total - high :].sum(axis=1))

@@ -10,9 +10,10 @@ from typing import Any
 from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._audit import fixed_rule, require
-from dpaudit.stats._power import AuditDesign, BettingPower
-from dpaudit.stats._result import Claimed, Hypothesis, Power
+from dpaudit.stats._power import AuditDesign, Power
+from dpaudit.stats._result import Claimed, Hypothesis
 from dpaudit.stats._rootfinding import first_true_integer, last_true
+from dpaudit.stats._simulated_bets import BettingPower
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference, JointExact
 from dpaudit.stats.tradeoffs import TradeOff
 
@@ -185,7 +186,8 @@ def smallest_leak(
     sizes = _validated_size("num_steps", num_steps), _validated_size("num_canaries", num_canaries)
     _validate.whole("num_steps x num_canaries", sizes[0] * sizes[1], high=_MOST_SCORES)
     claimed = planner.hypothesis.parameter
-    parameter = planner.design(*sizes).smallest_leak(claimed, _validate.fraction("power", power))
+    design = planner.design(*sizes, has_others=True)
+    parameter = design.smallest_leak(claimed, _validate.fraction("power", power))
     return Power.of(parameter, planner.hypothesis, power)
 
 
@@ -221,7 +223,7 @@ class _Planner:
         parameter = leak.parameter(self.claim, self.hypothesis)
         return Power.of(parameter, self.hypothesis, _validate.fraction("power", power))
 
-    def design(self, num_steps: int, num_canaries: int) -> AuditDesign:
+    def design(self, num_steps: int, num_canaries: int, *, has_others: bool = False) -> AuditDesign:
         """Return the design of the default audit; coins decide the presence of several canaries per step."""
         size, inference = num_steps * num_canaries, self.inference
         if isinstance(inference, Betting) and inference.expected is None:
@@ -236,7 +238,8 @@ class _Planner:
             by_coin=num_canaries > 1,
         )
         # too little noise is detected by the main rule; the others take long to evaluate for every size
-        return replace(design, others=()) if self.hypothesis.tradeoff.is_inverse_noise else design
+        is_main = self.hypothesis.tradeoff.is_inverse_noise and not has_others
+        return replace(design, others=()) if is_main else design
 
     def plan_steps(self, leak: Power, num_canaries: int) -> Plan:
         most = _MOST if isinstance(self.inference, Betting) else max(_MOST // num_canaries, 1)
@@ -265,18 +268,21 @@ class _Planner:
         return None if index is None else _nth_size(index)
 
     def _enough_bets(self, leak: Power, design: Callable[[int], AuditDesign], most: int) -> int | None:
-        """Return a sufficient size to about a percent, which is as precise as simulations are."""
+        """Return a sufficient size; its power is as precise as simulations are, two or three points."""
         claimed, actual = self.hypothesis.parameter, leak.parameter
+
+        def is_enough(count: int) -> bool:
+            return design(count).power(claimed, actual) >= leak.probability
+
+        if BettingPower(design(most), claimed).is_short:  # few steps, of which more canaries are needed
+            index = first_true_integer(lambda i: is_enough(_nth_size(i)), 1, _size_index(most))
+            return None if index is None else _nth_size(index)
         size, tried = 1, set[int]()
         while size not in tried and len(tried) < _ROUNDS:
             tried.add(size)
             factor = BettingPower(design(size), claimed).size_factor(actual, leak.probability)
             needed = most if size * factor >= most else max(math.ceil(size * factor), 1)
             size = needed if abs(needed - size) > _CLOSE * size else max(needed, size)
-
-        def is_enough(count: int) -> bool:
-            return design(count).power(claimed, actual) >= leak.probability
-
         if size <= _FEW:
             return first_true_integer(is_enough, 1, min(2 * size, most))
         return None if size == most and not is_enough(size) else _nth_size(_size_index(size))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import special
 
+from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._binomial import Region, plausible_rate
+from dpaudit.stats._bound import LARGEST, number, plain
 from dpaudit.stats._counts import ErrorCounts, StepErrors
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive, last_true
-from dpaudit.stats._simulated_bets import BetDesign, SimulatedBets, detection_rate, needed_shift
+from dpaudit.stats._simulated_bets import BettingPower
 from dpaudit.stats.inference import (
     Betting,
     BoundQuery,
@@ -25,23 +28,20 @@ from dpaudit.stats.inference import (
     JointExact,
 )
 from dpaudit.stats.inference._betting import StepBets
-from dpaudit.stats.inference._stop_loss import StopLosses
-from dpaudit.stats.thresholds import BestOf, HeldOut, Predictable, ThresholdRule
-from dpaudit.stats.thresholds._placement import step_rates
-from dpaudit.stats.tradeoffs._attack import Attack
+from dpaudit.stats.thresholds import BestOf, Predictable, ThresholdRule
+from dpaudit.stats.tradeoffs._attack import MECHANISMS, Attack
+
+if TYPE_CHECKING:
+    from dpaudit.stats._result import Hypothesis
 
 _IMPLAUSIBLE = 1e-3  # the error of the interval of plausible false positive rates
 # Ends of that interval are on a lattice of the logit, so that calls share regions: this many per unit, and
 # more for many scores, whose plausible rates are close together.
 _LOGITS, _ROOT_PER_LOGIT = 2, 64
 _INDEPENDENT = 0.25  # what several rules add to the best one, relative to independent rules (in simulations)
-_MOST_STEPS = 2048  # of a simulated run
-_RUNS = 48, 192  # fewest and most simulated runs
-_MOST_SIMULATED = 100_000  # steps of all runs
-_ROUNDS = 4  # of simulations until the leak is known
-_CLOSE = 0.12  # relative change of the excess of a leak at which the last simulation was close enough
-_LEAKIEST = 1e4
 _FIRST_STEPS = 64  # of an attack without errors, which mostly refute a claim
+_FULL_LENGTH = 0.995  # of canaries, which is printed if they are shorter
+_LEAST_EFFICIENCY = 0.001  # of an attack; one with less shows nothing
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,24 @@ class AuditDesign:
             absent, present = (max(size * steps // num_steps, 1) for size in (num_absent, num_present))
         held_out = num_absent - absent, num_present - present
         return cls(inference, rule, left, absent, present, steps, normalized, by_coin, held_out)
+
+    def weakened(self, efficiency: float) -> AuditDesign:
+        """Return the design for an attack with this share of the signal, as canaries that short have."""
+        others = tuple(other.weakened(efficiency) for other in self.others)
+        return replace(self, lengths=(efficiency,), others=others)
+
+    def efficiency(self, claimed: float, auc: float) -> float:
+        """Return the share of an ideal attack's signal with this area under its ROC, at most 1.
+
+        The mechanism is taken to be as claimed: an attack on a larger leak has less than this share.
+        """
+
+        def falls_short(share: float) -> bool:
+            return share <= 1 and self.weakened(share).attack_on(claimed).auc() < auc
+
+        if not falls_short(_LEAST_EFFICIENCY):
+            return 0.0
+        return min(last_true(falls_short, 0.3, tolerance=1e-2), 1.0)
 
     def for_attack(self, attack: Callable[[float], Attack]) -> AuditDesign:
         """Return the design for an attack that is known for every threshold."""
@@ -264,9 +282,14 @@ class AuditDesign:
 
     def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:
         """Return the smallest parameter above ``claimed`` that would be detected with this probability."""
+        if self.attack is None:
+            return _cached_leak(self._without_coins(), claimed, probability)
+        return self._leak(claimed, probability)
+
+    def _leak(self, claimed: float, probability: float) -> float:
+        if not any(self.lengths):
+            return math.inf
         if isinstance(self.inference, Betting) and not self.others:
-            if self.attack is None:
-                return _smallest_leak_of_bets(self._without_coins(), claimed, probability)
             return BettingPower(self, claimed).smallest_leak(probability)
         if not self.can_refute(claimed):
             return math.inf
@@ -279,8 +302,8 @@ class AuditDesign:
         return claimed + last_positive(missing, max(0.1 * claimed, 1e-6), tolerance=1e-2, step=4.0)
 
     def _without_coins(self) -> AuditDesign:
-        """Return the design with equal sides, if coins decided them: their outcome does not matter."""
-        if not self.by_coin:
+        """Return the design with equal sides, if coins decided them: their outcome hardly matters."""
+        if not self.by_coin or not isinstance(self.inference, Betting):
             return self
         total = self.num_absent + self.num_present
         return replace(self, num_absent=total // 2, num_present=total - total // 2)
@@ -294,129 +317,114 @@ class AuditDesign:
         return absent, max(round(self.num_present / steps), 1)
 
 
-@lru_cache(maxsize=64)
-def _smallest_leak_of_bets(design: AuditDesign, claimed: float, probability: float) -> float:
+@lru_cache(maxsize=256)
+def _cached_leak(design: AuditDesign, claimed: float, probability: float) -> float:
     """Return the smallest leak; a test suite audits many runs of the same design."""
-    return BettingPower(design, claimed).smallest_leak(probability)
+    return design._leak(claimed, probability)
 
 
-class BettingPower:
-    """The power of bets against ``claimed``, by simulation.
+@dataclass(frozen=True, kw_only=True)
+class Power:
+    """The smallest leak that the audit would have detected with the given probability.
 
-    The advantage of a step is its fraction of right guesses minus its fraction of wrong ones. Bets refute the
-    claim if they show that its mean is larger than the claim allows.
+    ``is_ideal`` if that takes an ideal attack, which raw scores need not come from. Then ``efficiency`` is
+    the signal of the actual attack relative to an ideal one, if the power is that of an attack with it.
     """
 
-    def __init__(self, design: AuditDesign, claimed: float) -> None:
-        assert isinstance(design.inference, Betting)
-        self._design, self._betting, self._claimed = design, design.inference, claimed
-        self._allowed = 1 - 2 * design.query.tradeoff.balanced_error(claimed)
-        self._num_steps = min(design.num_steps, _MOST_STEPS)
-        # one simulated step stands for several of a long run
-        self._absent, self._present = design.per_step(self._num_steps)
-        self._bets = self._bet_design(design.num_steps / self._num_steps)
+    probability: float
+    epsilon: float
+    parameter: float
+    # noise of the leak relative to the claimed noise; None if the parameter is not an inverse noise
+    noise_factor: float | None
+    # mean length of canaries after clipping, in clipping norms; None if it is 1 or not known
+    canary_length: float | None = None
+    # the mechanism that has this epsilon; None if it follows from the curve
+    mechanism: str | None = None
+    is_ideal: bool = False
+    efficiency: float | None = None
 
-    def _bet_design(self, merged: float) -> BetDesign:
-        betting, query = self._betting, self._design.query
-        guesses = self._absent + self._present
-        has_stops = betting.stop_loss and self._design.by_coin
-        has_tails = self._design.bets_on_tails and bool(betting.far_guesses(query))
-        horizon, expected = betting.horizon, betting.expected
-        return BetDesign(
-            guesses=guesses,
-            stops=StopLosses.of(guesses) if has_stops else StopLosses.none(),
-            error=(1 - betting.tails if has_tails else 1.0) * query.error_rate,
-            horizon=None if horizon is None else max(round(horizon / merged), 1),
-            expected=None if expected is None else 1 - 2 * query.tradeoff.balanced_error(expected),
+    @classmethod
+    def of(
+        cls,
+        parameter: float,
+        hypothesis: Hypothesis,
+        probability: float,
+        lengths: tuple[float, ...] = (1.0,),
+        *,
+        is_ideal: bool = False,
+        efficiency: float | None = None,
+    ) -> Power:
+        """Return the leak of a mechanism with the given parameter, detected by canaries of these lengths."""
+        scales = hypothesis.tradeoff.is_inverse_noise
+        length = float(np.mean(lengths))
+        return cls(
+            probability=probability,
+            epsilon=hypothesis.epsilon(parameter),
+            parameter=parameter,
+            noise_factor=hypothesis.parameter / parameter if scales else None,
+            canary_length=length if length < _FULL_LENGTH else None,
+            mechanism=hypothesis.tradeoff.attacked_mechanism,
+            is_ideal=is_ideal,
+            efficiency=efficiency,
         )
 
-    def detection_rate(self, actual: float) -> float:
-        """Return the probability of refuting the claim if the mechanism has this parameter."""
-        return detection_rate(*self._margins(actual))
-
-    def size_factor(self, actual: float, probability: float) -> float:
-        """Return by how much to multiply the number of guesses to detect ``actual`` with this probability.
-
-        Distances of bounds from the mean are taken to decrease with the square root of that number.
-        """
-        margins, spread = self._margins(actual)
-        excess = self._advantage(actual) - self._allowed
-
-        def is_missed(factor: float) -> bool:
-            scaled = excess - (excess - margins) / math.sqrt(factor)
-            return detection_rate(scaled, spread / math.sqrt(factor)) < probability
-
-        return last_true(is_missed, 1.0, tolerance=1e-3)
-
-    def smallest_leak(self, probability: float) -> float:
-        """Return the smallest parameter that is detected with this probability, infinity if there is none."""
-        if not self._design.can_refute(self._claimed):
-            return math.inf
-        most = self._advantage(_LEAKIEST * max(self._claimed, 1.0))
-        needed = self._first_guess()
-        for _ in range(_ROUNDS):
-            advantage = min(needed, (self._allowed + 9 * most) / 10)
-            parameter = self._with_advantage(advantage)
-            needed = advantage + needed_shift(*self._margins(parameter), probability)
-            if abs(needed - advantage) < _CLOSE * (advantage - self._allowed):
-                break
-        return self._with_advantage(needed)
-
-    def _first_guess(self) -> float:
-        """Return an advantage that is about large enough."""
-        guesses = self._design.num_absent + self._design.num_present
-        spread = math.sqrt((1 - self._allowed**2) / guesses)
-        return self._allowed + 3.4 * spread + 1.5 * self._allowed / self._design.num_steps
-
-    def _advantage(self, parameter: float) -> float:
-        """Return the mean advantage at the best threshold, or at the one that is fixed."""
-        attack = self._design.attack_on(parameter)
-        rates = attack.balanced()
-        if not self._chooses:
-            fpr, fnr = self._design.operating_points(attack)
-            rates = float(fpr.mean()), float(fnr.mean())
-        return 1 - sum(rates)
+    def __str__(self) -> str:
+        found = f"would have been detected with {_validate.percent(self.probability)} probability"
+        text = f"no leak {found}" if math.isinf(self.parameter) else f"{self._leak} {found}"
+        if self.efficiency is not None:
+            return (
+                f"shows {self.efficiency:.2g} of an ideal attack's signal, if the noise is as claimed; with "
+                f"that share of it, {text} (an estimate from its own scores)"
+            )
+        if self.is_ideal:
+            return f"{text} by an ideal attack with this many scores"
+        if not math.isinf(self.parameter):
+            text += " by an attack of this design"
+        if self.canary_length is not None:
+            text += f" (canaries reach {self.canary_length:.2g} of the clipping norm)"
+        return text
 
     @property
-    def _chooses(self) -> bool:
-        """Whether the threshold depends on scores."""
-        return isinstance(self._design.rule, Predictable | HeldOut)
+    def _leak(self) -> str:
+        text = f"a true epsilon of {self.epsilon:.4g}"
+        if self.mechanism is not None:
+            text = f"{self.mechanism} with {text}"
+        if self.noise_factor is not None:
+            text += f" (noise at {self.noise_factor:.4g} of the claimed level)"
+        return text
 
-    def _with_advantage(self, advantage: float) -> float:
-        """Return the parameter with this mean advantage, infinity if there is none."""
-        start = max(0.1 * self._claimed, 1e-6)
-        return self._claimed + last_positive(
-            lambda excess: advantage - self._advantage(self._claimed + excess), start, tolerance=1e-4
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        optional = {
+            "canary_length": self.canary_length,
+            "mechanism": self.mechanism,
+            "is_ideal": self.is_ideal or None,
+            "efficiency": self.efficiency,
+        }
+        return {
+            "probability": self.probability,
+            "epsilon": plain(self.epsilon),
+            "parameter": plain(self.parameter),
+            "noise_factor": self.noise_factor,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Power:
+        """Restore a power from :meth:`to_dict`; invalid values raise ``InputError``."""
+        _validate.mapping("the values of a power", values)
+
+        def optional(name: str, high: float) -> float | None:
+            return None if values.get(name) is None else number(values, name, high=high)
+
+        mechanism = values.get("mechanism")
+        return cls(
+            probability=number(values, "probability", high=1.0),
+            epsilon=number(values, "epsilon"),
+            parameter=number(values, "parameter"),
+            noise_factor=optional("noise_factor", LARGEST),
+            canary_length=optional("canary_length", 1.0),
+            mechanism=mechanism if mechanism in MECHANISMS else None,
+            is_ideal=values.get("is_ideal") is True,
+            efficiency=optional("efficiency", 1.0),
         )
-
-    def _margins(self, parameter: float) -> tuple[FloatArray, float]:
-        """Simulate by how much the bound of a run with its expected advantage exceeds the allowed one.
-
-        Return also the standard deviation of the mean advantage of a run.
-        """
-        fpr, fnr = self._rates(self._design.attack_on(parameter))
-        rng = np.random.default_rng(3)
-        shape = int(np.clip(_MOST_SIMULATED / self._num_steps, *_RUNS)), self._num_steps
-        absent, present = self._absent, self._present
-        if self._design.by_coin:
-            guesses = absent + present
-            right = rng.binomial(guesses, 1 - (fpr + fnr) / 2, shape)
-            advantages = 2 * right / guesses - 1
-            variances = (fpr + fnr) * (2 - fpr - fnr) / guesses
-        else:
-            advantages = (
-                1 - rng.binomial(absent, fpr, shape) / absent - rng.binomial(present, fnr, shape) / present
-            )
-            variances = fpr * (1 - fpr) / absent + fnr * (1 - fnr) / present
-        expected = np.broadcast_to(1 - fpr - fnr, shape).mean(axis=1)
-        spread = math.sqrt(float(variances.mean()) / self._num_steps)
-        return expected - SimulatedBets(self._bets, advantages).distances() - self._allowed, spread
-
-    def _rates(self, attack: Attack) -> tuple[FloatArray, FloatArray]:
-        """Return both rates, to be broadcast to runs x steps."""
-        if isinstance(self._design.rule, Predictable):
-            fpr, fnr = step_rates(attack, (self._absent, self._present), self._num_steps)
-            return fpr[None, :], fnr[None, :]
-        fpr, fnr = self._design.operating_points(attack)
-        runs = np.arange(int(np.clip(_MOST_SIMULATED / self._num_steps, *_RUNS))) % fpr.size
-        return fpr[runs, None], fnr[runs, None]

@@ -5,32 +5,28 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Any
-
-import numpy as np
 
 from dpaudit import _validate
 from dpaudit._html import result_html
 from dpaudit._plotting import draw_tradeoff
 from dpaudit._provenance import of_audit
-from dpaudit._types import FloatArray
 from dpaudit.diagnostics import Diagnosis, Finding
-from dpaudit.diagnostics._diagnosis import joint_causes
+from dpaudit.diagnostics._diagnosis import holm, joint_causes
 from dpaudit.errors import InputError, ViolationError
-from dpaudit.stats._binomial import plausible_rate
 from dpaudit.stats._bound import LARGEST, Bound, number, plain
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._estimate import Estimate
 from dpaudit.stats._observations import Observations
-from dpaudit.stats._power import AuditDesign
+from dpaudit.stats._power import AuditDesign, Power
+from dpaudit.stats._roc_band import ErrorRatePlane, observed_auc
+from dpaudit.stats._rootfinding import SMALLEST_ERROR
 from dpaudit.stats.tradeoffs import TradeOff
 
-_POINTS = 121
-_FULL_LENGTH = 0.995  # of canaries, which is printed if they are shorter
-_LEAKIEST = 500.0  # a parameter whose curve coincides with the axes
+_TWICE = 2.0  # the multiple of the claimed epsilon that an audit must be able to detect
 PRIVACY, MECHANISM = "privacy", "mechanism"
 _NOT_PRIVACY = (
     "The bound does not refute the claimed privacy, but the claimed epsilon was computed for a different "
@@ -51,7 +47,8 @@ class Verdict(Enum):
         "detectable one could have gone undetected."
     )
     UNDERPOWERED = (
-        "Too few observations: even an attack without a single error could not have refuted the claim."
+        "The observations cannot test the claim: twice the claimed epsilon would have been detected with "
+        "less than 80 % probability."
     )
 
 
@@ -65,12 +62,22 @@ def verdict_sentence(verdict: Verdict, refuted: Collection[str], condition: str 
     return f"{sentence} {OTHER_MECHANISM}" if MECHANISM in refuted else sentence
 
 
+def unrefuted(power: Power, epsilon: float, parameter: float) -> Verdict:
+    """Return the verdict on a claim that is not refuted, given its epsilon and parameter."""
+    is_enough = power.epsilon <= _TWICE * epsilon
+    if math.isnan(power.epsilon) or math.isnan(epsilon):  # the accountant gave up
+        is_enough = power.parameter <= _TWICE * parameter
+    return Verdict.NO_VIOLATION if is_enough and math.isfinite(power.parameter) else Verdict.UNDERPOWERED
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """Claim, bound, tests, verdict and power of one audit.
 
     ``diagnosis`` has the tests of the same run, None if there is nothing to test. Bound and tests share one
-    error rate and give one verdict; :attr:`refuted` says what it rests on. ``not_covered`` lists, in
+    error rate and give one verdict; :attr:`refuted` says what it rests on. ``bound_p_value`` maps a claimed
+    parameter to the p-value of the bound. ``is_blind`` states that too many trials failed to detect any leak.
+    ``not_covered`` lists, in
     sentences, what the audit did not exercise. ``notes`` are sentences on scores that do not look as they
     were described. ``observations`` are the scores, from which :attr:`estimate` is computed, unless
     ``no_estimate`` is a sentence that says why it would not hold. ``clues`` are further keywords for
@@ -79,9 +86,10 @@ class Result:
 
     claim: Claimed
     bound: Bound
-    verdict: Verdict
     hypothesis: Hypothesis
     design: AuditDesign
+    bound_p_value: Callable[[float], float] | None = field(default=None, repr=False, compare=False)
+    is_blind: bool = False
     not_covered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     observations: Observations | None = field(default=None, repr=False, compare=False)
@@ -95,10 +103,40 @@ class Result:
         """Software, machine, commit and time of a recorded run; computed lazily, because it calls git."""
         return None if self.times is None else of_audit(*self.times)
 
-    def joined(self, diagnosis: Diagnosis) -> Result:
-        """Return the result with tests of the same run, whose findings refute the claim too."""
-        verdict = Verdict.VIOLATION if diagnosis.findings else self.verdict
-        return replace(self, diagnosis=diagnosis, verdict=verdict)
+    @cached_property
+    def verdict(self) -> Verdict:
+        """A violation if bound or tests refute the claim; underpowered if twice its epsilon could be missed.
+
+        The second depends on the design of the audit alone, never on its scores.
+        """
+        if self.refuted:
+            return Verdict.VIOLATION
+        return unrefuted(self.power, self.claim.epsilon, self.hypothesis.parameter)
+
+    @cached_property
+    def p_value(self) -> float:
+        """The smallest error rate at which the claim is refuted: a violation has at most 1 - confidence.
+
+        Bound and tests each have their share of that rate, by which their p-values are divided. For bets
+        it is one over their largest wealth. It is 0 if the claim is refuted by a finding without an error
+        rate, and 1 if not even half is enough. Not resolved below 1e-12 for counts. Computed lazily.
+        """
+        level = 1 - self.confidence
+        found = [self._bound_p_value * level / (1 - self.bound.confidence)]
+        if self.diagnosis is not None:
+            share = (1 - self.diagnosis.confidence) / level
+            adjusted = holm([check.p_value for check in self.diagnosis.checks]).min(initial=1.0)
+            found += [adjusted / share, *(one.adjusted / share for one in self.findings)]
+        # roots are found with a tolerance, which must not contradict the verdict
+        smallest = min(1.0, *found)
+        return min(smallest, level) if self.refuted else max(smallest, math.nextafter(level, 1.0))
+
+    @property
+    def _bound_p_value(self) -> float:
+        """The p-value of the bound alone; its error rate or 1 if a method of the user has none."""
+        if self.bound_p_value is not None:
+            return self.bound_p_value(self.hypothesis.parameter)
+        return 1 - self.bound.confidence if PRIVACY in self.refuted else 1.0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -128,8 +166,22 @@ class Result:
     @cached_property
     def power(self) -> Power:
         """The smallest leak that this audit would have detected with 80 % probability; computed lazily."""
-        leak = self.design.smallest_leak(self.hypothesis.parameter)
-        return Power.of(leak, self.hypothesis, 0.8, self.design.lengths)
+        design = self.design
+        leak = math.inf if self.is_blind else design.smallest_leak(self.hypothesis.parameter)
+        return Power.of(leak, self.hypothesis, 0.8, design.lengths, is_ideal=not design.normalized)
+
+    @cached_property
+    def attack_power(self) -> Power | None:
+        """The same for an attack as good as this one, estimated from its own scores; computed lazily.
+
+        None if the scores are normalized, as those of white-box canaries are, or the claim is refuted.
+        """
+        if self.design.normalized or self.observations is None or self.refuted:
+            return None
+        claimed, design = self.hypothesis.parameter, self.design
+        efficiency = design.efficiency(claimed, observed_auc(self.observations))
+        leak = math.inf if self.is_blind else design.weakened(efficiency).smallest_leak(claimed)
+        return Power.of(leak, self.hypothesis, 0.8, efficiency=efficiency)
 
     @cached_property
     def estimate(self) -> Estimate:
@@ -167,7 +219,14 @@ class Result:
         return result_html(self.verdict.name, self.sentence, self._summary(), self._lists())
 
     def _summary(self) -> list[tuple[str, str]]:
-        lines = summary(self.claim.summary, self.bound, self.power, parts=self.claim.parts)
+        lines = summary(
+            self.claim.summary,
+            self.bound,
+            self.power,
+            parts=self.claim.parts,
+            attack_power=self.attack_power,
+            p_value=self.p_value if self.refuted else None,
+        )
         errors = [] if self.diagnosis is None else [("errors", errors_line(self.bound, self.diagnosis))]
         return [*lines, *self.estimate.lines(brief=True), *errors]
 
@@ -203,6 +262,7 @@ class Result:
             "verdict": self.verdict.name,
             "refuted": list(self.refuted),
             "sentence": self.sentence,
+            "p_value": self.p_value,
             "claim": {
                 "summary": self.claim.summary,
                 "epsilon": plain(self.claim.epsilon),
@@ -212,6 +272,7 @@ class Result:
             },
             "bound": self.bound.to_dict(),
             "power": self.power.to_dict(),
+            **({} if self.attack_power is None else {"attack_power": self.attack_power.to_dict()}),
             "estimate": self.estimate.to_dict(),
             "diagnosis": None if self.diagnosis is None else self.diagnosis.to_dict(),
             "likely_causes": list(self.likely_causes()),
@@ -221,82 +282,27 @@ class Result:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Power:
-    """The smallest leak that the audit would have detected with the given probability."""
-
-    probability: float
-    epsilon: float
-    parameter: float
-    # noise of the leak relative to the claimed noise; None if the parameter is not an inverse noise
-    noise_factor: float | None
-    # mean length of canaries after clipping, in clipping norms; None if it is 1 or not known
-    canary_length: float | None = None
-
-    @classmethod
-    def of(
-        cls, parameter: float, hypothesis: Hypothesis, probability: float, lengths: tuple[float, ...] = (1.0,)
-    ) -> Power:
-        """Return the leak of a mechanism with the given parameter, detected by canaries of these lengths."""
-        scales = hypothesis.tradeoff.is_inverse_noise
-        length = float(np.mean(lengths))
-        return cls(
-            probability=probability,
-            epsilon=hypothesis.epsilon(parameter),
-            parameter=parameter,
-            noise_factor=hypothesis.parameter / parameter if scales else None,
-            canary_length=length if length < _FULL_LENGTH else None,
-        )
-
-    def __str__(self) -> str:
-        if math.isinf(self.parameter):
-            return f"no leak would have been detected with {_validate.percent(self.probability)} probability"
-        text = f"a true epsilon of {self.epsilon:.4g}"
-        if self.noise_factor is not None:
-            text += f" (noise at {self.noise_factor:.4g} of the claimed level)"
-        percent = _validate.percent(self.probability)
-        text += f" would have been detected with {percent} probability by an attack of this design"
-        if self.canary_length is not None:
-            text += f" (canaries reach {self.canary_length:.2g} of the clipping norm)"
-        return text
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {
-            "probability": self.probability,
-            "epsilon": plain(self.epsilon),
-            "parameter": plain(self.parameter),
-            "noise_factor": self.noise_factor,
-            **({} if self.canary_length is None else {"canary_length": self.canary_length}),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Power:
-        """Restore a power from :meth:`to_dict`; invalid values raise ``InputError``."""
-        scales = _validate.mapping("the values of a power", values).get("noise_factor") is not None
-        return cls(
-            probability=number(values, "probability", high=1.0),
-            epsilon=number(values, "epsilon"),
-            parameter=number(values, "parameter"),
-            noise_factor=number(values, "noise_factor", high=LARGEST) if scales else None,
-            canary_length=None
-            if values.get("canary_length") is None
-            else number(values, "canary_length", high=1.0),
-        )
-
-
 def summary(
-    claim: str, bound: Bound, power: Power | None, *, parts: Collection[ClaimPart] = ()
+    claim: str,
+    bound: Bound,
+    power: Power | None,
+    *,
+    parts: Collection[ClaimPart] = (),
+    attack_power: Power | None = None,
+    p_value: float | None = None,
 ) -> list[tuple[str, str]]:
     """Return the labeled lines that every form of a result shows: claim, bound, method and power.
 
-    Where the ``parts`` of the claim come from is shown unless all of them were given.
+    Where the ``parts`` of the claim come from is shown unless all of them were given. The ``p_value`` is that
+    of a violation.
     """
     lines = [("claim", claim)]
     if any(part.source != GIVEN for part in parts):
         lines.append(("claimed", ", ".join(map(str, parts))))
     lines += [("bound", bound.statement), ("method", bound.label)]
-    return lines if power is None else [*lines, ("power", str(power))]
+    lines += [] if p_value is None else [("p-value", p_value_line(p_value))]
+    powers = (("power", power), ("this attack", attack_power))
+    return [*lines, *((label, str(one)) for label, one in powers if one is not None)]
 
 
 def errors_line(bound: Bound, diagnosis: Diagnosis) -> str:
@@ -305,6 +311,14 @@ def errors_line(bound: Bound, diagnosis: Diagnosis) -> str:
     bound_share, tests_share, total = (f"{100 * share:.4g} %" for share in (*shares, sum(shares)))
     tests = f"{len(diagnosis.checks)} {'test' if len(diagnosis.checks) == 1 else 'tests'}"
     return f"{total} in total: {bound_share} for the bound, {tests_share} for {tests}"
+
+
+def p_value_line(p_value: float) -> str:
+    """Return the p-value of a violation and what it means."""
+    if p_value == 0:
+        return "0: a finding that no correct run has"
+    shown = f"below {SMALLEST_ERROR:g}" if p_value <= SMALLEST_ERROR else f"{p_value:.2g}"
+    return f"{shown}, the smallest error rate at which the claim is refuted"
 
 
 GIVEN, READ, DEFAULT = "given", "read", "default"
@@ -381,46 +395,3 @@ class Claimed(ABC):
     @abstractmethod
     def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:
         """Return the claim in terms of ``tradeoff``, by default its own."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ErrorRatePlane:
-    """A claimed curve, the curve of the bound, and the measured error rates with their region.
-
-    ``region`` contains both true rates with the stated confidence if all observations are independent:
-    it is the product of two Clopper-Pearson intervals, each with half of the error.
-    """
-
-    fpr: FloatArray
-    claimed: FloatArray
-    bound: FloatArray
-    counts: ErrorCounts
-    confidence: float
-    region: tuple[tuple[float, float], tuple[float, float]]
-
-    @classmethod
-    def of(
-        cls, counts: ErrorCounts, *, tradeoff: TradeOff, claimed: float, bound: float, confidence: float
-    ) -> ErrorRatePlane:
-        """Return the curves with the parameters ``claimed`` and ``bound``."""
-        error = (1 - confidence) / 2
-        region = (
-            plausible_rate(counts.false_positives, counts.num_absent, error),
-            plausible_rate(counts.false_negatives, counts.num_present, error),
-        )
-        # dense at both ends, where curves bend, and around the measured rates
-        ends = np.sin(np.linspace(0, np.pi / 2, _POINTS)) ** 2
-        near = np.linspace(max(region[0][0] - 0.1, 0.0), min(region[0][1] + 0.1, 1.0), _POINTS)
-        fpr = np.union1d(ends, near)
-        return cls(
-            fpr=fpr,
-            claimed=_curve(tradeoff, claimed, fpr),
-            bound=_curve(tradeoff, bound, fpr),
-            counts=counts,
-            confidence=confidence,
-            region=region,
-        )
-
-
-def _curve(tradeoff: TradeOff, parameter: float, fpr: FloatArray) -> FloatArray:
-    return np.clip(np.nan_to_num(tradeoff.fnr(min(parameter, _LEAKIEST), fpr)), 0.0, 1.0)

@@ -24,9 +24,12 @@ from dpaudit import _validate
 from dpaudit._plotting import draw_roc
 from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
+from dpaudit.stats._binomial import plausible_rate
 from dpaudit.stats._bound import number
+from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._effective_noise import step_ends
 from dpaudit.stats._observations import Observations, chunks
+from dpaudit.stats.tradeoffs import TradeOff
 
 RATES = 0.001, 0.01, 0.1
 """The false positive rates whose true positive rates are reported."""
@@ -38,6 +41,9 @@ _BINS = 1 << 13  # thresholds for more scores,
 _REACH = 10.0  # in standard deviations around their mean
 _CELLS = 1 << 22  # counts per step and threshold in memory
 _MOST_POINTS = 1000  # of a stored band
+_RANKED = 100_000  # scores of a side whose ranks determine the area under the ROC
+_PLANE_POINTS = 121  # of a drawn curve, at its ends and around the measured rates each
+_LEAKIEST = 500.0  # a parameter whose curve coincides with the axes
 
 
 @dataclass(frozen=True)
@@ -299,3 +305,55 @@ class _SideScores:
                 cells += np.bincount(place, minlength=cells.size)
             reverse = cells.reshape(ends.size, width)[:, ::-1].astype(np.float64)
             yield slice(first, first + block), np.cumsum(reverse, axis=1)[:, ::-1][:, 1:]
+
+
+def observed_auc(observations: Observations) -> float:
+    """Return the area under the ROC of these scores, from at most a hundred thousand of each side."""
+    sides = (observations.without_canary.reshape(-1), observations.with_canary.reshape(-1))
+    absent, present = (np.array(side[:: side.size // _RANKED + 1], np.float64) for side in sides)
+    absent.sort()
+    lower = [np.searchsorted(absent, present, side=side).mean() for side in ("left", "right")]
+    return float(np.mean(lower)) / absent.size
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ErrorRatePlane:
+    """A claimed curve, the curve of the bound, and the measured error rates with their region.
+
+    ``region`` contains both true rates with the stated confidence if all observations are independent:
+    it is the product of two Clopper-Pearson intervals, each with half of the error.
+    """
+
+    fpr: FloatArray
+    claimed: FloatArray
+    bound: FloatArray
+    counts: ErrorCounts
+    confidence: float
+    region: tuple[tuple[float, float], tuple[float, float]]
+
+    @classmethod
+    def of(
+        cls, counts: ErrorCounts, *, tradeoff: TradeOff, claimed: float, bound: float, confidence: float
+    ) -> ErrorRatePlane:
+        """Return the curves with the parameters ``claimed`` and ``bound``."""
+        error = (1 - confidence) / 2
+        region = (
+            plausible_rate(counts.false_positives, counts.num_absent, error),
+            plausible_rate(counts.false_negatives, counts.num_present, error),
+        )
+        # dense at both ends, where curves bend, and around the measured rates
+        ends = np.sin(np.linspace(0, np.pi / 2, _PLANE_POINTS)) ** 2
+        near = np.linspace(max(region[0][0] - 0.1, 0.0), min(region[0][1] + 0.1, 1.0), _PLANE_POINTS)
+        fpr = np.union1d(ends, near)
+        return cls(
+            fpr=fpr,
+            claimed=_curve(tradeoff, claimed, fpr),
+            bound=_curve(tradeoff, bound, fpr),
+            counts=counts,
+            confidence=confidence,
+            region=region,
+        )
+
+
+def _curve(tradeoff: TradeOff, parameter: float, fpr: FloatArray) -> FloatArray:
+    return np.clip(np.nan_to_num(tradeoff.fnr(min(parameter, _LEAKIEST), fpr)), 0.0, 1.0)

@@ -11,6 +11,9 @@ from collections.abc import Callable
 
 _TINY = 1e-9
 _HUGE = 1e9
+SMALLEST_ERROR = 1e-12  # smaller error rates are not more informative
+LARGEST_ERROR = 0.5  # at which a bound is defined
+_CLOSE = 1.01  # ratio of neighboring error rates
 
 
 def last_true(refuted: Callable[[float], bool], start: float = 1.0, tolerance: float = 1e-7) -> float:
@@ -93,6 +96,25 @@ def first_true_integer(enough: Callable[[int], bool], low: int, most: int) -> in
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle + 1, high)
     return low
+
+
+def smallest_error(refutes: Callable[[float], bool], most: float = LARGEST_ERROR) -> float:
+    """Return the smallest error rate at which ``refutes`` holds, from above, between 1e-12 and ``most``.
+
+    The result is 1 if not even ``most`` is enough.
+
+    >>> round(smallest_error(lambda error: error > 0.02), 3)
+    0.02
+    """
+    low, high = min(SMALLEST_ERROR, most), most
+    if not refutes(high):
+        return 1.0
+    if refutes(low):
+        return low
+    while high > _CLOSE * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if refutes(middle) else (middle, high)
+    return high
 
 
 def falling_root(

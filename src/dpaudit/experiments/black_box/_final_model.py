@@ -20,13 +20,19 @@ from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.errors import InputError
 from dpaudit.experiments._build import device_of, mechanism_of, model_for, settings_of, split_held_out
 from dpaudit.experiments._resolved import Resolved
-from dpaudit.experiments._run_analysis import guessed_verdict
 from dpaudit.experiments.black_box._canary import canaries_for, first_model, first_weights, sample_membership
 from dpaudit.experiments.config import Config, ExampleConfig, GivenConfig, OneRunConfig
-from dpaudit.stats import Guesses, Power, one_run_bound, one_run_fdp_bound
+from dpaudit.stats import Guesses, Power, Verdict, one_run_bound, one_run_fdp_bound
 from dpaudit.stats._bound import plain
-from dpaudit.stats._one_run import guess_detection_rate, too_many_correct
-from dpaudit.stats._rootfinding import first_true_integer, last_true
+from dpaudit.stats._one_run import (
+    guess_efficiency,
+    guessed_p_value,
+    smallest_guessed_leak,
+    too_many_correct,
+)
+from dpaudit.stats._result import unrefuted
+from dpaudit.stats._rootfinding import first_true_integer
+from dpaudit.stats.tradeoffs._attack import Attack
 from dpaudit.training import Training
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble import Score, log_odds, negative_loss
@@ -161,11 +167,14 @@ class OneRunAnalysis:
         """Return the result as plain values."""
         universal = one_run_bound(guesses, delta=self.delta, confidence=self.confidence)
         bound = one_run_fdp_bound(guesses, tradeoff=self.curve, delta=self.delta, confidence=self.confidence)
-        claim, verdict = self._claim, guessed_verdict(bound, guesses, self.curve, self._claimed)
+        claim, power = self._claim, self._power(guesses)
+        refutes = bound.parameter > self._claimed
+        verdict = Verdict.VIOLATION if refutes else unrefuted(power, claim.epsilon, self._claimed)
         rows = {"f-DP(one-run)": bound, "(eps,delta)(one-run)": universal}
         return {
             "verdict": verdict.name,
             "sentence": verdict.value,
+            "p_value": guessed_p_value(guesses, self.curve, self._claimed),
             "claim": {
                 "summary": claim.summary,
                 "epsilon": plain(claim.epsilon),
@@ -173,7 +182,10 @@ class OneRunAnalysis:
                 "parameter": self._claimed,
             },
             "bound": bound.to_dict(),
-            "power": self._power(guesses).to_dict(),
+            "power": power.to_dict(),
+            **(
+                {} if refutes else {"attack_power": self._power(guesses, self._efficiency(guesses)).to_dict()}
+            ),
             "not_covered": [],
             "delta": self.delta,
             "confidence": self.confidence,
@@ -194,17 +206,20 @@ class OneRunAnalysis:
         )
         return too_many_correct(found, self.curve, self._claimed, 1 - self.confidence)
 
-    def _power(self, guesses: Guesses) -> Power:
-        """Return the power of guesses by the log-likelihood ratios of a run with a leak."""
-        hypothesis = self._claim.hypothesis(self.curve)
-        if not self._refutes(guesses, guesses.num_guesses):
-            return Power.of(math.inf, hypothesis, _PROBABILITY)
+    def _power(self, guesses: Guesses, efficiency: float | None = None) -> Power:
+        """Return the power of guesses by log-likelihood ratios, or by a share of their signal."""
         fewest = first_true_integer(partial(self._refutes, guesses), 0, guesses.num_guesses)
-        assert fewest is not None  # all of them are enough
+        leak, share = math.inf, 1.0 if efficiency is None else efficiency
+        if fewest is not None and share > 0:
+            leak = smallest_guessed_leak(
+                guesses, partial(self._attack, share=share), fewest, self._claimed, _PROBABILITY
+            )
+        hypothesis, is_ideal = self._claim.hypothesis(self.curve), efficiency is None
+        return Power.of(leak, hypothesis, _PROBABILITY, is_ideal=is_ideal, efficiency=efficiency)
 
-        def is_detected_less(excess: float) -> bool:
-            attack = self.curve.attack(self._claimed + excess, self.delta)
-            return guess_detection_rate(attack, guesses, fewest) < _PROBABILITY
+    def _attack(self, parameter: float, share: float) -> Attack:
+        return self.curve.attack(parameter, self.delta, (share,))
 
-        smallest = self._claimed + last_true(is_detected_less, tolerance=1e-2)
-        return Power.of(smallest, hypothesis, _PROBABILITY)
+    def _efficiency(self, guesses: Guesses) -> float:
+        """Return the share of the signal of log-likelihood ratios that the guesses show."""
+        return guess_efficiency(partial(self._attack, self._claimed), guesses)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -18,11 +17,9 @@ from dpaudit.stats import (
     ApproximateDP,
     Bound,
     Observations,
-    Power,
     Result,
     ThresholdRule,
     TradeOff,
-    Verdict,
     audit,
     lower_bound,
 )
@@ -110,8 +107,6 @@ class ManyRunsAnalysis:
             names=self._audit.methods,
             result=result,
         ).to_dict()
-        if result is not None and _TOO_MANY_FAILED in notes:
-            found["power"] = Power.of(math.inf, result.hypothesis, result.power.probability).to_dict()
         if self._claim is None:
             found |= {"claim": no_claim(self.delta), "bound": self.bound(observations).to_dict()}
         largest = {"largest_epsilon": plain(self.largest(observations, failed))}
@@ -128,12 +123,12 @@ class ManyRunsAnalysis:
             threshold=self.rule,
         )
         result = replace(result, not_covered=())  # each score is of a whole training run, made here
-        if not failed or result.verdict is Verdict.VIOLATION:
+        if not failed or result.refuted:
             return result, []
         best = self.bound(_without_errors(observations, failed))
         if best.parameter > result.hypothesis.parameter:
             return result, [_POWER_WITHOUT_FAILURES]
-        return replace(result, verdict=Verdict.UNDERPOWERED), [_TOO_MANY_FAILED]
+        return replace(result, is_blind=True), [_TOO_MANY_FAILED]
 
 
 def _without_errors(observations: Observations, failed: Collection[int]) -> Observations:

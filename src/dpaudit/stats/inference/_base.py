@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +15,7 @@ from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._binomial import Region
 from dpaudit.stats._counts import ErrorCounts, count
 from dpaudit.stats._observations import Observations
+from dpaudit.stats._rootfinding import smallest_error
 from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.tradeoffs import TradeOff
 
@@ -50,13 +53,15 @@ class BoundQuery:
 class ThresholdResult:
     """The refuted parameter, with the threshold and counts behind it (the last ones if they varied).
 
-    ``rule`` is the threshold rule of the bound if the one that was applied chose between several.
+    ``rule`` is the threshold rule of the bound if the one that was applied chose between several. ``p_value``
+    returns the smallest error rate at which a parameter is refuted, at thresholds that stay as they are.
     """
 
     parameter: float
     threshold: float | None
     counts: ErrorCounts
     rule: Serializable | None = None
+    p_value: Callable[[float], float] | None = field(default=None, repr=False, compare=False)
 
 
 class Inference(Serializable, ABC):
@@ -111,8 +116,18 @@ class CountInference(Inference):
     def at_threshold(
         self, observations: Observations, threshold: float, query: BoundQuery
     ) -> ThresholdResult:
-        counts = count(observations, threshold)
-        return ThresholdResult(self.parameter(counts, query), threshold, counts)
+        return self.at_counts(count(observations, threshold), threshold, query)
+
+    def at_counts(self, counts: ErrorCounts, threshold: float, query: BoundQuery) -> ThresholdResult:
+        """Return the result from the counts at a threshold that does not depend on them."""
+        p_value = partial(self.p_value, counts, query)
+        return ThresholdResult(self.parameter(counts, query), threshold, counts, p_value=p_value)
+
+    def p_value(self, counts: ErrorCounts, query: BoundQuery, claimed: float) -> float:
+        """Return the smallest error rate at which the counts refute ``claimed``."""
+        return smallest_error(
+            lambda error: self.parameter(counts, replace(query, error_rate=error)) > claimed
+        )
 
     def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:
         scored = observations if isinstance(observations, Observations) else None

@@ -10,6 +10,7 @@ form an interval.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
@@ -85,11 +86,8 @@ class Betting(Inference):
         steps = StepScores.of(observations)
         errors = steps.errors(threshold)
         far = far_rates(steps, errors, self.far_intervals(query)) if observations.normalized else []
-        return ThresholdResult(self.from_errors(errors, query, far), threshold, errors.total())
-
-    def from_errors(self, errors: StepErrors, query: BoundQuery, far: Sequence[FarRates] = ()) -> float:
-        """Return the largest refuted parameter, given the errors and far guesses of every step in order."""
-        return self.place(errors, query, far).parameter()
+        bets = self.place(errors, query, far)
+        return ThresholdResult(bets.parameter(), threshold, errors.total(), p_value=bets.p_value)
 
     def place(self, errors: StepErrors, query: BoundQuery, far: Sequence[FarRates] = ()) -> StepBets:
         """Bet on every step in order."""
@@ -120,7 +118,7 @@ class StepBets:
     def __init__(
         self, betting: Betting, guesses: int, query: BoundQuery, *, by_coin: bool, with_tails: bool
     ) -> None:
-        self._tradeoff = query.tradeoff
+        self._tradeoff, self._error = query.tradeoff, query.error_rate
         far = betting.far_guesses(query) if with_tails else ()
         stop_loss = betting.stop_loss and by_coin
         share = betting.tails if far else 0.0
@@ -156,3 +154,12 @@ class StepBets:
         for bets in self._tails:
             found = bets.parameter(found, count)
         return found
+
+    def p_value(self, claimed: float) -> float:
+        """Return the smallest error rate at which the bets, as they were placed, refute ``claimed``.
+
+        It is one over the largest wealth of any bet, divided by the share of the error that the bet has.
+        """
+        evidence = [self._main.evidence(1 - 2 * self._tradeoff.balanced_error(claimed))]
+        evidence += [bets.evidence(claimed) for bets in self._tails]
+        return min(self._error * math.exp(-max(evidence)), 1.0)

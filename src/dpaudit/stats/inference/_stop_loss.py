@@ -118,7 +118,7 @@ class Forecast:
         >>> round(float(forecast.values @ forecast.weights), 3)
         0.2
         """
-        prior = _PSEUDO_STEPS * (1.0 if expected is None else _CLAIM_WEIGHT)
+        prior = prior_steps(expected)
         center = _ASSUMED if expected is None else expected
         mean = (prior * center + float(past.sum())) / (prior + past.size)
         squares = float(((past - mean) ** 2).sum())
@@ -130,6 +130,11 @@ class Forecast:
             values = np.concatenate([values, seen])
             weights = np.concatenate([model * weights, np.full(seen.size, (1 - model) / seen.size)])
         return cls(values, weights)
+
+
+def prior_steps(expected: float | None) -> float:
+    """Return the number of steps that a forecast's expected advantage weighs as much as."""
+    return _PSEUDO_STEPS * (1.0 if expected is None else _CLAIM_WEIGHT)
 
 
 def _independent(mean: float, variance: float, guesses: int) -> tuple[FloatArray, FloatArray]:
@@ -248,3 +253,7 @@ class AdvantageBets:
     def refuted(self, count: int | None = None) -> float:
         """Return the largest total variation that the first ``count`` steps refute, at most 1."""
         return min(self._wealth.largest_refuted(count), 1.0)
+
+    def evidence(self, mean: float) -> float:
+        """Return by how much the log of the wealth exceeded its target against this total variation."""
+        return self._wealth.evidence(mean)

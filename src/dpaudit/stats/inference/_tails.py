@@ -124,9 +124,13 @@ class TailBets:
         first = math.sqrt(2 * self._wealth.target / (self._variance * ahead))
         return max(best, min(first, _FIRST_FRACTION / room))
 
+    def evidence(self, parameter: float) -> float:
+        """Return by how much the log of the wealth exceeded its target against this parameter."""
+        return self._wealth.evidence(max(self._far.allowed(parameter), 1e-12))
+
     def parameter(self, above: float, count: int | None = None) -> float:
         """Return the largest refuted parameter if it is larger than ``above``, otherwise ``above``."""
-        if not self._wealth.refutes(max(self._far.allowed(above), 1e-12), count):
+        if not self._wealth.evidence(max(self._far.allowed(above), 1e-12), count) > 0:
             return above
         mean = self._wealth.largest_refuted(count)
         return max(above, last_true(lambda p: self._far.allowed(p) < mean, max(above, 0.1)))

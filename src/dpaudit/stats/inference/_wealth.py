@@ -45,20 +45,16 @@ class Wealth:
         stakes = np.minimum(self._stakes[:end], MAX_LOSS / (mean + self._losses[:end]))
         return np.cumsum(np.log1p(stakes * (self._payoffs[:end] - mean)))
 
-    def refutes(self, mean: float, count: int | None = None) -> bool:
-        """Return whether the wealth reached its target against this mean at some step."""
-        logs = self.logs(mean, count)
-        return bool(logs.size) and float(logs.max()) > self.target
+    def evidence(self, mean: float, count: int | None = None) -> float:
+        """Return by how much the largest log of the wealth, 0 at first, exceeds its target."""
+        return float(self.logs(mean, count).max(initial=0.0)) - self.target
 
     def largest_refuted(self, count: int | None = None) -> float:
         """Return the largest refuted mean, 0 if none."""
         if count == 0 or self.num_steps == 0:
             return 0.0
 
-        def margin(mean: float) -> float:
-            return float(self.logs(mean, count).max()) - self.target
-
-        return last_positive(margin, 0.2, tolerance=1e-9)
+        return last_positive(lambda mean: self.evidence(mean, count), 0.2, tolerance=1e-9)
 
 
 def appended(buffer: FloatArray, size: int, values: FloatArray) -> FloatArray:

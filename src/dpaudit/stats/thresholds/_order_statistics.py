@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from dpaudit import _validate
 from dpaudit._types import IntArray, ScoreArray
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations, chunks, require_finite
+from dpaudit.stats._rootfinding import LARGEST_ERROR, smallest_error
 from dpaudit.stats.inference import (
     BoundQuery,
     ClopperPearson,
@@ -197,14 +199,28 @@ def _largest_bound(
     num_first: int | None = None,
 ) -> ThresholdResult:
     """Return the result with the largest bound; those after ``num_first`` are at ranks of present scores."""
-    best = found[0]
+    best, ranked = found[0], []
     for index, result in enumerate(found):
         exchanged = num_first is not None and index >= num_first
-        counts = result.counts.exchanged() if exchanged else result.counts
-        parameter = inference.at_rank(counts, query, best.parameter)
+        ranked.append(result.counts.exchanged() if exchanged else result.counts)
+        parameter = inference.at_rank(ranked[-1], query, best.parameter)
         if parameter > best.parameter:
             best = replace(result, parameter=parameter)
-    return best
+    return replace(best, p_value=partial(_p_value, ranked, inference, query))
+
+
+def _p_value(
+    ranked: Sequence[ErrorCounts], inference: RankInference, query: BoundQuery, claimed: float
+) -> float:
+    """Return the smallest error rate at which any of several ranks, which share it equally, refutes."""
+    most, smallest = LARGEST_ERROR / len(ranked), 1.0
+    for counts in ranked:
+
+        def refutes(error: float, counts: ErrorCounts = counts) -> bool:
+            return inference.at_rank(counts, replace(query, error_rate=error), claimed) > claimed
+
+        smallest = min(smallest, smallest_error(refutes, min(most, smallest)))
+    return min(1.0, smallest * len(ranked))
 
 
 def _extremes(name: str, scores: ScoreArray, ranks: IntArray, *, sign: int) -> ScoreArray:

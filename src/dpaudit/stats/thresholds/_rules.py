@@ -6,7 +6,9 @@ valid bound.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -254,7 +256,7 @@ class Predictable(ThresholdRule):
                 f"Expected scores with and without the canary after the first step with {self!r}, which "
                 "chooses thresholds on earlier steps; record more steps."
             )
-        return ThresholdResult(bets.parameter(), threshold, errors.total())
+        return ThresholdResult(bets.parameter(), threshold, errors.total(), p_value=bets.p_value)
 
 
 def predictable_bets(
@@ -381,7 +383,13 @@ class BestOf(ThresholdRule):
             for rule, share in zip(rules, self.shares, strict=True)
         ]
         best = max(range(len(found)), key=lambda index: found[index].parameter)
-        return replace(found[best], rule=replace(self, chosen=rules[best]))
+        p_value = partial(self._p_value, found)
+        return replace(found[best], rule=replace(self, chosen=rules[best]), p_value=p_value)
+
+    def _p_value(self, found: Sequence[ThresholdResult], claimed: float) -> float:
+        """Return the smallest p-value of the rules, each divided by its share of the error."""
+        shared = zip(found, self.shares, strict=True)
+        return min(1.0, *(one.p_value(claimed) / share for one, share in shared if one.p_value is not None))
 
     def largest_bound(self, inference: ExactInference, counts: ErrorCounts, query: BoundQuery) -> float:
         return self.main.largest_bound(inference, counts, query)

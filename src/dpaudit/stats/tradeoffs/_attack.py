@@ -18,6 +18,7 @@ from dpaudit._types import FloatArray
 _LARGEST = 1e300  # mu: the product of an infinite one and zero is no number
 _DEVIATIONS = 9.0  # how far tables of probit scores extend
 _POINTS = 3601
+MECHANISMS = GAUSSIAN_NOISE, LAPLACE_NOISE = "Gaussian noise", "Laplace noise"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,12 @@ class Attack:
         probits, below = self._table
         best = int(np.argmin(special.ndtr(-probits) + below))
         return float(special.ndtr(-probits[best])), float(below[best])
+
+    def auc(self) -> float:
+        """Return the probability that a present canary scores higher than an absent one."""
+        probits, below = self._table
+        density = np.exp(-(probits**2) / 2)
+        return 1 - float(density @ below / density.sum())
 
     def exchanged(self) -> Attack:
         """Return the attack with the two sides, and the order of scores, exchanged."""

@@ -68,6 +68,11 @@ class TradeOff(Serializable, ABC):
             low, high = (middle, high) if above else (low, middle)
         return low
 
+    @property
+    def attacked_mechanism(self) -> str | None:
+        """The mechanism for which power is stated, if it does not follow from the curve."""
+        return None
+
     def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
         """Return the attack for which power is stated; by default it attains the curve.
 

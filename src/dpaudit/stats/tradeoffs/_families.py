@@ -16,7 +16,13 @@ from scipy import special
 from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.stats._rootfinding import last_true
-from dpaudit.stats.tradeoffs._attack import Attack, gaussian_attack, laplace_attack
+from dpaudit.stats.tradeoffs._attack import (
+    GAUSSIAN_NOISE,
+    LAPLACE_NOISE,
+    Attack,
+    gaussian_attack,
+    laplace_attack,
+)
 from dpaudit.stats.tradeoffs._base import TradeOff, at_least_zero, ratio_epsilon
 
 
@@ -229,6 +235,10 @@ class ApproximateDP(TradeOff):
 
     def balanced_error(self, parameter: float) -> float:
         return (1 - self.delta) * math.exp(-np.logaddexp(0.0, parameter))
+
+    @property
+    def attacked_mechanism(self) -> str:
+        return LAPLACE_NOISE if self.delta == 0 else GAUSSIAN_NOISE
 
     def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
         """Return the attack on the Gaussian mechanism with this epsilon, or on Laplace's at delta = 0."""
