@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from opacus.grad_sample.gsm_base import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -31,7 +30,7 @@ from dpaudit.canaries import (
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.opacus._batches import LoaderBatches
-from dpaudit.observers.opacus._clipping import OpacusClip, clip_for
+from dpaudit.observers.opacus._clipping import OpacusClip, clip_for, precision
 from dpaudit.observers.opacus._gradient_canaries import (
     GradientCanaries,
     check_norm_share,
@@ -50,14 +49,13 @@ from dpaudit.observers.opacus._input_canaries import (
     check_held_out,
 )
 from dpaudit.observers.opacus._lints import LintCheck
-from dpaudit.observers.opacus._observer import (
-    OpacusObserver,
+from dpaudit.observers.opacus._observer import OpacusObserver, Ranks, check_unobserved
+from dpaudit.observers.opacus._prepared import (
     OpacusParamsReader,
-    Ranks,
+    PreparedTraining,
     accounted_rate,
-    check_unobserved,
+    unwrapped,
 )
-from dpaudit.observers.opacus._prepared import PreparedTraining, unwrapped
 from dpaudit.observers.opacus._sampling import CoinMembership, SampledMembership
 from dpaudit.observers.opacus._sums import SumObserver
 from dpaudit.recording import (
@@ -221,7 +219,7 @@ def _setup_gradients(
     else:
         membership = CoinMembership(draws)
         params = OpacusParamsReader(optimizer, loader if given.sample_rate is None else None)
-        eps = float(torch.finfo(optimizer.params[0].dtype).eps)
+        eps = precision(optimizer.params)
         observed = ObservedCanaries(canary, canaries.directions, lambda: layout, lambda: eps, share)
         options |= {"canaries": observed, "num_canaries": num_canaries}
         recorder = Recorder(claim=ReadClaim(params, given), **options)

@@ -23,7 +23,7 @@ from dpaudit._types import FloatArray
 from dpaudit.diagnostics import CheckResults, Finding
 from dpaudit.diagnostics._sum_checks import StepSum, SumRecord
 from dpaudit.observers.opacus._batches import LoaderBatches
-from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, TrainedParameters, wrapped
+from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, TrainedParameters, precision, wrapped
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
@@ -263,7 +263,7 @@ class SumObserver:
         if layers is not None and self._rows:
             limits = np.array([*map(float, layers), norm]) * self._rows
             excess = float((np.array([*norms, step.norm]) / limits).max())
-        self.record.observe(step, excess=excess, eps=float(torch.finfo(sums[0].dtype).eps))
+        self.record.observe(step, excess=excess, eps=precision(sums))
         self._end_step()
         return step
 
