@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from dpaudit import _validate
 from dpaudit.accounting import Claim
@@ -19,6 +19,7 @@ from dpaudit.recording._signal_and_noise import UntestedError
 from dpaudit.stats import Gaussian, TradeOff
 from dpaudit.stats._result import DEFAULT, GIVEN, READ
 
+T = TypeVar("T")
 _MISSING = {
     "noise_multiplier": "the standard deviation of the noise divided by the clipping norm",
     "sample_rate": "the probability that an example is in a batch, which no loader or accountant reports",
@@ -74,6 +75,16 @@ class DPSGDParams:
                 f"{self.noises[0]:g} to {self.noises[-1]:g}) and cannot be read as the claim"
             )
         return _MISSING[name]
+
+
+@dataclass(frozen=True)
+class Constant(Generic[T]):
+    """A function that returns what another one returned, in a copy of a recorder that outlives its run."""
+
+    value: T
+
+    def __call__(self) -> T:
+        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +182,9 @@ class ReadClaim:
     def __init__(self, read: Callable[[], DPSGDParams], given: DPSGDParams = UNKNOWN) -> None:
         self._read, self._given = read, given
         self._made: dict[tuple[DPSGDParams, tuple[str, ...]], Claim] = {}  # epsilons are computed once
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_read": Constant(self._read())}
 
     def pop_params(self, keywords: dict[str, Any]) -> DPSGDParams:
         _validate.no_epsilon(keywords, CLAIM_PARTS)

@@ -68,6 +68,8 @@ class NoiseLog:
         """
         raw, sums = np.asarray(released, dtype=np.float64), np.asarray(known, dtype=np.float64)
         noise = (divisor * raw - sums) / norm
+        if not np.isfinite(noise).all():  # the recorder raises an error about this step
+            return
         self._leaves, self._eps = leaves, max(self._eps, eps)
         self._rounding = max(self._rounding, _ROUNDINGS * eps * float(np.abs(sums).max(initial=0.0)) / norm)
         self._format.observe(raw)

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from dpaudit.recording import CoordinateSample, Recorder, WholeRunRecorder
 _MAX_COORDINATES = 2**20  # whose largest noise is logged
 _ROUNDING = 1e-5  # relative difference of two releases that are the same up to rounding
 _SAME = 1e-4  # relative difference of two steps' factors or limits
+_OVERFLOW = ", or a norm overflows, as in half precision, for canaries of 1e6 clipping norms"
 _FACTOR, _NORM, _VALUE = "factor", "norm", "value"
 
 Update = Callable[[Tensor], Tensor]
@@ -92,6 +94,7 @@ class OpacusObserver:
         self._weights = SampledWeights(optimizer.params, self._coordinates.indices)
         self._step: _Step | None = None
         self._update_depth = 0  # of calls of step() inside each other
+        self._is_over = False  # after a step that was not finite
         self._post_processing = PostProcessing()
 
     @contextmanager
@@ -110,6 +113,9 @@ class OpacusObserver:
 
     def _insert_and_add_noise(self) -> None:
         """Replace ``add_noise``, which the optimizer calls once for the sum of a step."""
+        if self._is_over:
+            self._add_noise()
+            return
         self._update_depth = 0  # also after an update that raised an error
         self._trained.require_same(self.recorder.num_done)
         parameters = self._optimizer.params
@@ -149,24 +155,40 @@ class OpacusObserver:
         Hooks run once more if ``step()`` of a class calls that of its base class: the same update.
         """
         step, self._update_depth = self._end_step(), self._update_depth + 1
-        if step is None and self._update_depth > 1:
+        if step is None and (self._update_depth > 1 or self._is_over):
             return
         if step is None:
             raise InputError(
                 "Expected the optimizer to add noise before each update, but it did not call add_noise()."
             )
-        self._params.note_step(step.noise_multiplier)
-        self._lints.note_step(step.noise_multiplier)
         divisor = self._divisor()
         final = flat([parameter.grad for parameter in self._optimizer.params])
         released, processed = self._post_processing.before(final, divisor)
         scores = step.projection.project(released) * divisor - self._ranks.sum(step.known)
-        self._keep_noise(released, divisor, step)
         inserted = self._ranks.inserted(step.inserted) / divisor
         surplus = inserted if released is final else final - processed(released - inserted)
         for parameter, part in split_like(surplus, self._optimizer.params):
             parameter.grad = parameter.grad - part.to(parameter.grad.dtype)
-        self._record(scores.double().cpu().numpy(), step)
+        values = scores.double().cpu().numpy()
+        # a number that is not finite makes a sum of all numbers not finite
+        if not (np.isfinite(values).all() and math.isfinite(float(released.sum()))):
+            self._end_recording()
+            return
+        self._params.note_step(step.noise_multiplier)
+        self._lints.note_step(step.noise_multiplier)
+        self._keep_noise(released, divisor, step)
+        self._record(values, step)
+
+    def _end_recording(self) -> None:
+        """Record no further step: the training run may go on, but its gradients reveal nothing more."""
+        index, self._is_over = self.recorder.num_done, True
+        self._sums.stop()
+        gap = (
+            f"steps from step {index} on are not audited: its gradients are not finite, so the training run "
+            f"diverged{_OVERFLOW if index == 0 else ''}"
+        )
+        self.recorder.not_covered += (gap,)
+        warnings.warn(f"The audit ends: {gap}.", stacklevel=2)
 
     def _after_update(self, *_: Any) -> None:
         self._update_depth -= 1

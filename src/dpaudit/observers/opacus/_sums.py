@@ -51,8 +51,7 @@ class SumObserver:
         self.record, self.batches, self.norms = SumRecord(), loader.record, ClippingNorms(optimizer)
         self._trained = TrainedParameters(optimizer)
         self._num_parameters = sum(parameter.numel() for parameter in optimizer.params)
-        self._is_paused, self._was_reset = False, False
-        self._counts_nonzero = False
+        self._is_paused = self._was_reset = self._counts_nonzero = False
         self._norm_sample: Tensor | None = None  # of the latest pass, with ghost clipping
         self._coefficients: Tensor | None = None  # of the same pass
         self._gradients = _PassGradients(optimizer)  # of the same pass
@@ -87,6 +86,10 @@ class SumObserver:
             yield
         finally:
             self._is_paused = False
+
+    def stop(self) -> None:
+        """Ignore all further steps."""
+        self._is_paused = True
 
     def _noting_sum(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def add(*arguments: Any, **options: Any) -> Any:
