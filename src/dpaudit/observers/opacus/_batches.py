@@ -18,7 +18,7 @@ from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
     UniformWithReplacementSampler,
 )
-from torch.utils.data import DataLoader, SubsetRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler
 
 from dpaudit._types import IntArray
 from dpaudit.diagnostics._sum_checks import BatchRecord
@@ -32,6 +32,7 @@ _DISTRIBUTED = (
     "batches of several processes are not tested against Poisson sampling: each process draws from its own "
     "part of the data"
 )
+_ITERATED = "batches are not tested: an IterableDataset draws its examples itself, without indices"
 _NO_LENGTH = "batches are not tested against Poisson sampling: the data set of the loader has no length"
 _POISSON = UniformWithReplacementSampler, DistributedUniformWithReplacementSampler
 _KEPT = 64  # batches of a loader that may turn out to be that of the loop
@@ -59,6 +60,10 @@ class LoaderBatches:
 
     def _follow(self, loader: Any) -> None:
         """Note the batches that ``loader`` draws, if that is possible."""
+        if isinstance(getattr(loader, "dataset", None), IterableDataset):
+            if loader is self.loader:
+                self.record.unobserved = _ITERATED
+            return
         sampler = getattr(loader, "batch_sampler", None)
         inner = sampler.sampler if isinstance(sampler, BatchSplittingSampler) else sampler
         if (
