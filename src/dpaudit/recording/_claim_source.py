@@ -54,6 +54,14 @@ class DPSGDParams:
         known = {name: getattr(other, name) for name in (*_MISSING, "noises")}
         return replace(self, **{name: value for name, value in known.items() if value is not None})
 
+    def require_valid(self) -> DPSGDParams:
+        """Return these numbers; raise an ``InputError`` if one of them cannot be part of a claim."""
+        self._require_noise()
+        for name in _MISSING:
+            if (value := getattr(self, name)) is not None:
+                getattr(_validate, name)(value)
+        return self
+
     def known(self, *names: str) -> dict[str, Any]:
         """Return the named numbers, by default all four; raise an ``InputError`` that names a missing one."""
         for name in names or _MISSING:
@@ -61,12 +69,15 @@ class DPSGDParams:
                 raise InputError(
                     f"Expected {name}=..., {self._why_missing(name)}: pass it to the observer or to audit()."
                 )
+        self._require_noise()
+        return {name: getattr(self, name) for name in names or _MISSING}
+
+    def _require_noise(self) -> None:
         if self.noise_multiplier == 0:
             raise InputError(
                 "Expected noise_multiplier=... above 0, got 0: without noise there is no claim. If the "
                 "missing noise is a bug, pass the claimed value to the observer or to audit()."
             )
-        return {name: getattr(self, name) for name in names or _MISSING}
 
     def _why_missing(self, name: str) -> str:
         if name == "noise_multiplier" and self.noises:
@@ -176,11 +187,12 @@ class GivenClaim:
 class ReadClaim:
     """A DP-SGD claim with parameters ``read`` from the training run; ``given`` takes precedence.
 
-    If the number of steps is unknown, the claim covers the recorded steps.
+    Numbers that are given are checked at once, not after hours of training. If the number of steps is
+    unknown, the claim covers the recorded steps.
     """
 
     def __init__(self, read: Callable[[], DPSGDParams], given: DPSGDParams = UNKNOWN) -> None:
-        self._read, self._given = read, given
+        self._read, self._given = read, given.require_valid()
         self._made: dict[tuple[DPSGDParams, tuple[str, ...]], Claim] = {}  # epsilons are computed once
 
     def __getstate__(self) -> dict[str, Any]:

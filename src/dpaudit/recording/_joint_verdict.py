@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import scipy
 
+from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.canaries import Mixed
@@ -98,7 +99,8 @@ class RunTests:
     def __init__(
         self, noise: NoiseTests | None, checks: Sequence[RunCheck], claims: ClaimSource, *, wanted: bool
     ) -> None:
-        self.noise, self._checks, self._claims, self._wanted = noise, tuple(checks), claims, wanted
+        self.noise, self._checks, self._claims = noise, tuple(checks), claims
+        self._wanted = _validate.flag("tests", wanted)
         self.num_resumed = 0
         """The number of steps that were recorded before the run was resumed."""
 

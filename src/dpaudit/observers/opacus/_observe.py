@@ -119,7 +119,8 @@ def observe(
     differ from those without the audit, because canaries consume random numbers of the sampler. By default
     there are half as many canaries as the model has parameters, but at most 8,192.
     """
-    optimizer = unwrapped(optimizer)
+    optimizer, sampling = unwrapped(optimizer), _validate.flag("sampling", sampling)
+    _check_parts(loader, module)
     clip, ranks = clip_for(optimizer, module), Ranks(optimizer, sampling=sampling)
     check_unobserved(optimizer)
     _check_canary(canary, held_out, criterion, sampling=sampling, ranks=ranks)
@@ -136,7 +137,7 @@ def observe(
         "loader": loader,
         "ranks": ranks,
         "sums": sums,
-        "checks": [lints, sums.record, sums.batches, sums.norms],
+        "checks": [lints, sums.record, sums.batches, sums.norms, batches],
         "given": DPSGDParams(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         ),
@@ -164,6 +165,19 @@ def observe(
     observer.recorder.noise.names = _parameter_names(optimizer, owner)
     with observer.installed():
         yield observer.recorder
+
+
+def _check_parts(loader: Any, module: Any) -> None:
+    """Raise if a loader or a module is something else."""
+    if loader is not None and not (hasattr(loader, "batch_sampler") or hasattr(loader, "sample_rate")):
+        raise InputError(
+            "Expected loader=..., the loader that make_private returned, which has a sampler, got a "
+            f"{type(loader).__name__}: leave it out, and the loader of the loop is found."
+        )
+    if module is not None and not (hasattr(module, "named_parameters") or hasattr(module, "_module")):
+        raise InputError(
+            f"Expected module=..., the model that make_private returned, got a {type(module).__name__}."
+        )
 
 
 def _parameter_names(optimizer: DPOptimizer, module: Any) -> list[str]:
