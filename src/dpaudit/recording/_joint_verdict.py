@@ -101,6 +101,8 @@ class RunTests:
     ) -> None:
         self.noise, self._checks, self._claims = noise, tuple(checks), claims
         self._wanted = _validate.flag("tests", wanted)
+        if isinstance(noise, NoiseLog):
+            noise.is_kept = self._wanted
         self.num_resumed = 0
         """The number of steps that were recorded before the run was resumed."""
 

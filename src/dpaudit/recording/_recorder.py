@@ -336,6 +336,8 @@ class Recorder:
             may_have_stopped=self._may_have_stopped,
             has_signal=self._has_signal,
         )
+        if self._signal is not None and not joined.refuted:  # then nothing else speaks for those that count
+            check_signal(self._log.counted_moments(), self._signal, claimed_noise=claimed_noise(claim))
         return with_clues(joined, self._log, self.facts)
 
     def _bounded(

@@ -151,6 +151,10 @@ class ScoreLog:
             for chosen in (lengths == length,)
         ]
 
+    def counted_moments(self) -> list[LengthMoments]:
+        """Return the moments of the scores that count for the bound."""
+        return [LengthMoments.of(np.stack(self.counted_scores), np.stack(self.counted_present))]
+
     def _lengths(self) -> FloatArray:
         """Return the length of each canary, steps x canaries."""
         assert self._canaries is not None

@@ -131,19 +131,19 @@ class LoaderBatches:
         """Return a finding if the loop uses another loader than the given one; see ``RunCheck``."""
         del noise_multiplier, sample_rate
         rows = self.record.step_rows[:_MAX_COMPARED]
-        if not self._is_given or len(rows) < _MIN_COMPARED or None in rows:
-            return CheckResults()
         sizes = [size for size in rows if size is not None]
+        if not self._is_given or len(sizes) < _MIN_COMPARED:
+            return CheckResults()
         chosen = [one for one in self._candidates.values() if one.is_chosen]
         # batches of one size show which loader draws them only if those of the given loader vary
-        if any(one.drew(sizes) for one in chosen) or not (
+        if any(one.drew(rows) for one in chosen) or not (
             len(set(sizes)) > 1 or any(one.is_poisson for one in chosen)
         ):
             return CheckResults()
         for other in self._candidates.values():
-            if other.drew(sizes):
+            if other.drew(rows):
                 sentence = (
-                    f"The loop does not use the batches of loader=: its first {len(sizes)} steps have as "
+                    f"The loop does not use the batches of loader=: its first {len(rows)} steps have as "
                     f"many rows as batches of another loader, with {other.described}."
                 )
                 finding = replace(Finding.certain("rows-drawn", sentence), cause=_ANOTHER)
@@ -183,13 +183,17 @@ class _DrawingLoader:
         size = self.drawn[-1].size
         return rows == size or (self._is_split and rows < size)
 
-    def drew(self, sizes: list[int]) -> bool:
-        """Return whether consecutive batches have these sizes; an empty one may be filled by one example."""
-        known, count = np.asarray(self.first_sizes), len(sizes)
-        if known.size < count:
+    def drew(self, rows: list[int | None]) -> bool:
+        """Return whether consecutive batches have the sizes of steps, as far as these are known.
+
+        An empty batch may be filled by one example.
+        """
+        drawn, known = np.asarray(self.first_sizes), np.array([size is not None for size in rows])
+        if drawn.size < len(rows):
             return False
-        windows = np.lib.stride_tricks.sliding_window_view(known, count)
-        same = (windows == sizes) | ((windows == 0) & (np.asarray(sizes) == 1))
+        sizes = np.array([size or 0 for size in rows])
+        windows = np.lib.stride_tricks.sliding_window_view(drawn, len(rows))
+        same = (windows == sizes) | ((windows == 0) & (sizes == 1)) | ~known
         return bool(same.all(axis=1).any())
 
     @property

@@ -202,6 +202,8 @@ class OpacusObserver:
             self.recorder.record(scores, step.present, lengths=lengths)
 
     def _keep_noise(self, released: Tensor, divisor: float, step: _Step) -> None:
+        if not self.recorder.noise.is_kept:
+            return
         own = self._sums.record.last
         both = torch.stack([one.index_select(0, self._indices) for one in (step.total, step.inserted)])
         known, inserted = self._ranks.sum(both).double().cpu().numpy()
