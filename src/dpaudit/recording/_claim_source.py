@@ -89,7 +89,7 @@ class DPSGDParams:
 
 
 @dataclass(frozen=True)
-class Constant(Generic[T]):
+class FrozenValue(Generic[T]):
     """A function that returns what another one returned, in a copy of a recorder that outlives its run."""
 
     value: T
@@ -196,7 +196,7 @@ class ReadClaim:
         self._made: dict[tuple[DPSGDParams, tuple[str, ...]], Claim] = {}  # epsilons are computed once
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_read": Constant(self._read())}
+        return {**vars(self), "_read": FrozenValue(self._read())}
 
     def pop_params(self, keywords: dict[str, Any]) -> DPSGDParams:
         _validate.no_epsilon(keywords, CLAIM_PARTS)

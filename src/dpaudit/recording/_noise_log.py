@@ -92,7 +92,8 @@ class NoiseLog:
         )
         if covariates.get("sum_norm") is None:
             covariates["sum_norm"] = float(np.linalg.norm(sums))
-        described = [np.nan if covariates.get(name) is None else covariates[name] for name in COVARIATES]
+        given = [covariates.get(name) for name in COVARIATES]
+        described = [np.nan if value is None else float(value) for value in given]
         single = noise.astype(np.float32).astype(np.float64)
         amounts = float(single @ single), float(single.sum())
         self._numbers.extend([*amounts, top / norm, count, *described])

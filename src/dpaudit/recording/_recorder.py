@@ -16,7 +16,7 @@ from dpaudit._types import FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
-from dpaudit.recording._claim_source import ClaimSource, Constant, GivenClaim, ReadClaim, TrainingInfo
+from dpaudit.recording._claim_source import ClaimSource, FrozenValue, GivenClaim, ReadClaim, TrainingInfo
 from dpaudit.recording._joint_verdict import (
     RunTests,
     SupportsDiagnose,
@@ -416,7 +416,7 @@ class Recorder:
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs, which can be audited but belongs to no training run."""
         self._wait()
-        facts = None if self._facts is None else Constant(self._facts())
+        facts = None if self._facts is None else FrozenValue(self._facts())
         return {**vars(self), "_facts": facts, "_synchronize": None, "callbacks": []}
 
     def _wait(self) -> None:

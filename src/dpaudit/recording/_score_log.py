@@ -24,7 +24,7 @@ from dpaudit.diagnostics._arrival import (
 )
 from dpaudit.diagnostics._clipping_causes import CanaryBatch
 from dpaudit.errors import InputError
-from dpaudit.recording._claim_source import Constant
+from dpaudit.recording._claim_source import FrozenValue
 from dpaudit.recording._signal_and_noise import LengthMoments
 from dpaudit.stats._observations import as_mask
 
@@ -53,8 +53,8 @@ class ObservedCanaries:
         return ObservedCanaries(
             self.canary,
             {step: self.directions(step) for step in steps}.__getitem__,
-            Constant(self.layout() if steps else ParameterLayout((), ())),
-            Constant(self.eps() if steps else 0.0),
+            FrozenValue(self.layout() if steps else ParameterLayout((), ())),
+            FrozenValue(self.eps() if steps else 0.0),
             self.reach,
             None if others is None else [others(step) for step in range(num_steps)].__getitem__,
         )

@@ -16,7 +16,7 @@ from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
-from dpaudit.recording._claim_source import ClaimSource, Constant, GivenClaim, ReadClaim, TrainingInfo
+from dpaudit.recording._claim_source import ClaimSource, FrozenValue, GivenClaim, ReadClaim, TrainingInfo
 from dpaudit.recording._joint_verdict import RunTests, SupportsDiagnose, has_more_tests
 from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._signal_and_noise import (
@@ -214,7 +214,7 @@ class WholeRunRecorder:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs, which can be audited but belongs to no training run."""
-        facts, finished = None if self._facts is None else Constant(self._facts()), None
+        facts, finished = None if self._facts is None else FrozenValue(self._facts()), None
         try:
             if self._finished is not None:
                 self._finished(self._ratios.sample_rate)

@@ -180,7 +180,7 @@ class OpacusObserver:
         self._record(values, step)
 
     def _end_recording(self) -> None:
-        """Record no further step: the training run may go on, but its gradients reveal nothing more."""
+        """Record no further step: the training run may continue, but its gradients reveal nothing more."""
         index, self._is_over = self.recorder.num_done, True
         self._sums.stop()
         gap = (
