@@ -1,5 +1,7 @@
 """Recorders of observers keep the noise that a library added, and nothing else; its faults are found."""
 
+import gc
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -111,6 +113,17 @@ class LeftOver(Optimizer):
             value.grad += 0.5 * total
 
 
+class ReversedLong(Optimizer):
+    """Adds what is longer than the clipping norm at -1/8 of it, and everything else as it is."""
+
+    def clip_and_accumulate(self):
+        norms = torch.cat([rows.flatten(1) for rows in self.grad_samples], dim=1).norm(dim=1)
+        factors = torch.where(norms <= 1.001 * self.max_grad_norm, 1.0, -self.max_grad_norm / (8 * norms))
+        for value, rows in zip(self.params, self.grad_samples, strict=True):
+            total = torch.einsum("i,i...", factors, rows)
+            value.summed_grad = total if value.summed_grad is None else value.summed_grad + total
+
+
 class AddedGradient(Optimizer):
     """Adds a part of the gradient of the batch after the noise; it contains no canary."""
 
@@ -144,7 +157,7 @@ def observed(kind, num_steps=120, seed=0, *, is_planned=True, **options):
 def test_what_is_kept_of_opacus_is_the_noise_whatever_the_clipping_does(kind, canary):
     optimizer, recorder = observed(kind, num_steps=20, canary=canary)
     added = torch.stack(optimizer.added).numpy()
-    np.testing.assert_allclose(recorder.noise._rows.rows * NORM, added, atol=1e-4)
+    np.testing.assert_allclose(recorder.noise._ends.rows()["noise"] * NORM, added, atol=1e-4)
 
 
 def test_a_correct_training_has_no_findings():
@@ -183,6 +196,55 @@ def test_chance_that_is_used_twice_is_found_where_no_score_shows_it(kind, expect
 def test_noise_that_no_score_shows_to_be_wrong_is_found_in_opacus(kind, expected):
     found = [finding.name for finding in observed(kind)[1].diagnose(confidence=1 - LEVEL).findings]
     assert found[:1] == ([] if expected is None else [expected])
+
+
+def test_there_is_no_verdict_if_only_canaries_arrive_that_do_not_count():
+    recorder = observed(ReversedLong, num_steps=400, is_planned=False)[1]
+    with pytest.raises(dpaudit.InputError, match=r"by 1 where a canary is present, got -0\.1"):
+        recorder.audit()
+
+
+@pytest.mark.parametrize("tests", [True, False])
+def test_an_observed_run_grows_by_its_scores_and_little_more(tests):
+    sizes, first, last = {}, 40, 140
+    model = nn.Linear(64, 16)
+    inside = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = DPOptimizer(inside, noise_multiplier=NOISE, max_grad_norm=NORM, expected_batch_size=4)
+    rows = [torch.randn(4, *value.shape) for value in model.parameters()]
+    terms = TERMS | {"num_steps": None}
+    tracemalloc.start()
+    with opacus.observe(made, seed=0, num_canaries=256, tests=tests, **terms) as recorder:
+        for step in range(last + 1):
+            for value, own in zip(model.parameters(), rows, strict=True):
+                value.grad_sample = own.clone()
+            made.step()
+            made.zero_grad()
+            if step in (first, last):
+                gc.collect()
+                sizes[step] = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert sizes[last] - sizes[first] < 4000 * (last - first)
+    assert (recorder.noise._ends.num_seen == last + 1) == tests
+    if not tests:
+        assert sizes[last] < 4e6
+
+
+def test_noise_between_the_first_and_the_last_steps_is_tested_by_its_amount():
+    rng, log, whole = np.random.default_rng(0), NoiseLog(), dpaudit.Diagnostics()
+    rows = NOISE * rng.standard_normal((2500, 160), dtype=np.float32)
+    rows[700], rows[1900] = 0.0, rows[800]
+    for noise, batch_size in zip(rows, rng.poisson(9, len(rows)), strict=True):
+        log.observe(noise, np.zeros(160), (80, 80), norm=1.0, eps=0.0, batch_size=batch_size)
+        described = {"batch_size": batch_size, "sum_norm": 0.0}
+        whole.observe_noise(noise / NOISE, (80, 80), known=np.zeros(160), **described)
+    found, expected = log.diagnose(noise_multiplier=NOISE, confidence=0.99), whole.diagnose(0.99)
+    assert {"step-noise", "repeated-noise"} <= {finding.name for finding in found.findings}
+    by_signs = {"leaf-correlation", "coordinate-correlation"}  # of which those in between are not known
+    for one, other in zip(found.checks, expected.checks, strict=True):
+        assert one.name == other.name
+        if one.name not in by_signs:
+            assert one.p_value == pytest.approx(other.p_value, rel=1e-4), one.name
+            assert one.estimate == pytest.approx(other.estimate, rel=1e-4), one.name
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
@@ -231,9 +293,9 @@ def test_sums_of_jax_are_kept_without_canaries():
 
     noted.has_aux = False
     loop(noted, made.privatizer, compiled=False)(3)
-    kept = made.recorder.noise._examples.rows * grad_fn.sensitivity()
+    kept = made.recorder.noise._ends.rows()["examples"] * grad_fn.sensitivity()
     np.testing.assert_allclose(kept, np.stack(own), atol=1e-5)
-    assert np.linalg.norm(made.recorder.noise._sums.rows[0]) > 2 * np.linalg.norm(kept[0])
+    assert np.linalg.norm(made.recorder.noise._ends.rows()["known"][0]) > 2 * np.linalg.norm(kept[0])
 
 
 def test_coordinates_are_all_of_a_small_model_and_the_same_ones_of_each_parameter_of_a_large_one():

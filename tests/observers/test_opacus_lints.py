@@ -14,7 +14,7 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from opacus_runs import DELTA, OTHER_KINDS, run, small_data, small_model
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 
 import dpaudit
 from dpaudit.diagnostics import likely_causes
@@ -680,3 +680,30 @@ def test_coupled_examples_are_not_covered_with_or_without_a_module(private):
     for module in ({}, {"module": None}):
         result = part_of_run(private(noise_multiplier=1.0), 4, **module).audit()
         assert any("gradients that depend on other examples" in text for text in result.not_covered)
+
+
+class Stream(IterableDataset):
+    """Examples in an order of their own."""
+
+    def __init__(self, num_examples):
+        self._examples = small_data(num_examples)
+
+    def __len__(self):
+        return len(self._examples)
+
+    def __iter__(self):
+        return iter([self._examples[index] for index in range(len(self))])
+
+
+def test_a_loader_of_an_iterable_data_set_is_checked_and_observed(private):
+    made = private(noise_multiplier=0.8, data=Stream, poisson_sampling=False)
+    sentence = (
+        "The loader has batches of 10 from an IterableDataset, in its own order, but the sample rate 0.05 is "
+        "accounted for as Poisson sampling."
+    )
+    assert sentence in [finding.sentence for finding in checked(made).findings]
+    with observe(made.optimizer, loader=made.loader, sample_rate=0.05, delta=DELTA, seed=0) as recorder:
+        run(made, 10)
+    result = recorder.audit()
+    assert sentence in [finding.sentence for finding in result.findings]
+    assert any("an IterableDataset draws its examples itself" in gap for gap in result.not_covered)

@@ -87,7 +87,41 @@ def test_without_tests_the_bound_has_the_whole_error() -> None:
     assert result.bound.confidence == 0.95
     assert result.diagnosis is None
     assert "the noise is not tested: the audit was set up with tests=False" in result.not_covered
-    assert recorded(tests=False).diagnose().checks  # on request
+    with pytest.raises(dpaudit.InputError, match="tests=False: no noise was kept"):
+        recorded(tests=False).diagnose()
+
+
+def test_audit_may_skip_the_tests_and_the_bound_keeps_its_share() -> None:
+    recorder = recorded(one_missing())
+    tested, skipped = recorder.audit(), recorder.audit(tests=False)
+    assert tested.verdict is dpaudit.Verdict.VIOLATION
+    assert skipped.verdict is not dpaudit.Verdict.VIOLATION
+    assert skipped.bound == tested.bound
+    assert skipped.diagnosis is None
+    assert any("audit() was called with tests=False" in gap for gap in skipped.not_covered)
+    assert str(recorder.audit(tests=True).diagnosis) == str(tested.diagnosis)
+    with pytest.raises(dpaudit.InputError, match="Expected tests='no' to be False, which skips the tests"):
+        recorder.audit(tests="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"sample_rate": 2}, r"sample_rate=2 in \(0, 1\]"),
+        ({"delta": 2}, r"delta=2 in \[0, 1\)"),
+        ({"noise_multiplier": 0}, "noise_multiplier=... above 0, got 0"),
+        ({"noise_multiplier": -1}, r"noise_multiplier=-1 in \(0, inf\)"),
+        ({"num_steps": 1.5}, "num_steps=1.5 to be a whole number"),
+    ],
+)
+def test_numbers_of_a_claim_are_checked_before_the_first_step(given: Any, sentence: str) -> None:
+    with pytest.raises(dpaudit.InputError, match=f"Expected {sentence}"):
+        ReadClaim(DPSGDParams, DPSGDParams(**given))
+
+
+def test_whether_to_test_is_checked_before_the_first_step() -> None:
+    with pytest.raises(dpaudit.InputError, match="Expected tests='no' to be True or False"):
+        recorded(tests="no")
 
 
 @pytest.mark.parametrize(

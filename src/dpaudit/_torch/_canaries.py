@@ -44,7 +44,8 @@ class HeldOutData(HeldOutExamples[Tensor]):
 
 def tensor_fingerprints(inputs: Tensor) -> list[int]:
     """Return a number for each input; equal inputs have equal numbers."""
-    return fingerprints(inputs.detach().cpu().numpy())
+    values = inputs.detach().cpu()
+    return fingerprints((values.float() if values.dtype == torch.bfloat16 else values).numpy())
 
 
 def require_fitting(model: nn.Module, loss: Callable[..., Any], data: HeldOutData) -> None:

@@ -19,7 +19,7 @@ import scipy
 from scipy import fft, linalg
 
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.diagnostics._noise_record import NoiseRecord
+from dpaudit.diagnostics._noise_record import FEW_COORDINATES, NoiseRecord
 from dpaudit.diagnostics._p_values import (
     RESOLUTION,
     Check,
@@ -33,7 +33,6 @@ SingleArray: TypeAlias = npt.NDArray[np.float32]
 MAX_LAG = 16  # largest distance of two steps that are compared
 _FFT_ROWS, _FREQUENCIES = 256, 128  # that are transformed or multiplied together
 _FFT_ERROR = 4.0  # of a sum, in signs
-_MAX_ROWS = 1024  # steps whose products are all computed
 _LOG_EVIDENCE = 14.0  # at which the test of all products is most sensitive: a p-value of 1e-6
 _SHARES = (2.0, 1.0, 0.5, 1 / 16, 1 / 256)  # of the most sensitive slope
 _MAX_SLOPE = 0.2
@@ -173,7 +172,7 @@ def low_rank_noise(record: NoiseRecord) -> Check | None:
     over all steps has a mean of at most 1; by Markov's inequality, the inverse of its average over several
     slopes is a p-value.
     """
-    signs = _first_and_last(record.signs)
+    signs = record.signs
     num_rows, width = signs.shape
     if num_rows < 2 or width < 2:
         return None
@@ -247,7 +246,7 @@ def common_noise(record: NoiseRecord) -> Check | None:
     (Davidson and Szarek 2001). Scaling makes it smaller (simulated). The mean over all steps is subtracted,
     because it may be legitimate (:func:`drift_note`).
     """
-    rows = scaled(_first_and_last(record.rows))
+    rows = scaled(record.rows)
     if min(rows.shape) < 2:
         return None
     rows -= rows.mean(axis=0)
@@ -311,16 +310,15 @@ def _without(penalty: FloatArray, record: NoiseRecord, *, jumps: bool = False) -
     small losses. Decay changes slowly. Noise that is subtracted in the next step is a multiple of the weights
     as well, but changes as fast as the noise.
     """
-    rows, sizes = record.all_rows.astype(np.float64), record.layout.sketch_sizes
-    changes = np.diff(penalty, axis=0)[np.diff(record.sketches.steps) == 1]
+    rows, sizes = record.rows.astype(np.float64), record.layout.sketch_sizes
+    changes = np.diff(penalty, axis=0)[np.diff(record.steps) == 1]
     energies = penalty * rows, penalty**2, changes**2, rows**2
     product, squared, changed, own = (_by_leaf(one.sum(axis=0), sizes) for one in energies)
     factors = np.maximum(product, 0.0) / np.maximum(squared, np.finfo(np.float64).tiny)
     factors[(factors**2 * changed > _SLOW**2 * own) & (not jumps)] = 0.0
     rest = copy(record)
     found = (rows - penalty * np.repeat(factors, sizes)).astype(np.float32)
-    ends = np.isin(record.sketches.steps, record.steps)
-    rest.share(all_rows=found, rows=found[ends])
+    rest.share(rows=found, few_rows=found[:, :FEW_COORDINATES], few_steps=record.steps)
     return rest
 
 
@@ -379,11 +377,6 @@ def scaled(rows: SingleArray) -> FloatArray:
     np.multiply(result, result, out=squares)
     result /= np.maximum(np.sqrt(squares.mean(axis=1, keepdims=True)), RESOLUTION)
     return result
-
-
-def _first_and_last(rows: SingleArray) -> SingleArray:
-    half = _MAX_ROWS // 2
-    return rows if len(rows) <= _MAX_ROWS else np.concatenate([rows[:half], rows[-half:]])
 
 
 DEPENDENCE_TESTS = (shifted_noise, low_rank_noise, common_noise)

@@ -13,15 +13,17 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit._types import FloatArray, IntArray
+from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics._coordinate_layout import Layout, Leaves
 from dpaudit.diagnostics._number_formats import GRID_ERROR, SINGLE, FormatCheck
-from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, sure_signs, sure_single_signs
+from dpaudit.diagnostics._p_values import END, RESOLUTION, HeadTailBuffer, sure_signs, sure_single_signs
 from dpaudit.errors import InputError, quoted
 
 _Array = TypeVar("_Array")
 COVARIATES = ("batch_size", "sum_norm", "longest", "num_canaries")
 """Numbers of a step on which its noise must not depend."""
+FEW_COORDINATES = 128
+"""Coordinates that are kept for more steps, because equal noise needs few of them to be recognized."""
 # attributes of a record that its state holds unchanged
 _SUMS = ("energies", "step_energies", "sum_energy", "agreeing", "differing")
 _DESCRIPTIONS = ("precision", "rounding", "largest", "covariates")
@@ -47,14 +49,18 @@ class NoiseRecord:
         """For each pair of leaves, how many signs of their leading coordinates agree."""
         self.differing: FloatArray
         """For each pair of leaves, how many differ; the remaining numbers are too small to have a sign."""
+        self.num_signed = 0
+        """The number of steps whose signs are in these sums: those whose noise was given."""
         self._resolution = RESOLUTION  # the largest rounding error that was given
         self._sizes = np.zeros(2)  # of one release as given, and in claimed standard deviations
-        self.sketches = HeadTailBuffer()
-        self.sums = HeadTailBuffer()
+        self.sketches = HeadTailBuffer(END)
+        self.few = HeadTailBuffer()
+        """The noise of more steps at the first coordinates of a sketch."""
+        self.sums = HeadTailBuffer(END)
         """The known sums of the same steps and coordinates, if all were given."""
-        self.examples = HeadTailBuffer()
+        self.examples = HeadTailBuffer(END)
         """The same without canaries."""
-        self.weight_rows = HeadTailBuffer()
+        self.weight_rows = HeadTailBuffer(END)
         """The weights before the same steps at the same coordinates, if all were given."""
         self.formats = FormatCheck()
         self.precision: FloatArray | None = None
@@ -113,9 +119,14 @@ class NoiseRecord:
         return self.once("rows", lambda: self.sketches.end_rows)
 
     @property
-    def all_rows(self) -> npt.NDArray[np.float32]:
-        """The same for all steps that are kept."""
-        return self.once("all_rows", lambda: self.sketches.rows)
+    def few_rows(self) -> npt.NDArray[np.float32]:
+        """The noise of the first and last 2,048 steps at a few of these coordinates."""
+        return self.once("few_rows", lambda: self.few.rows)
+
+    @property
+    def few_steps(self) -> IntArray:
+        """The step number of each of :attr:`few_rows`."""
+        return self.once("few_steps", lambda: self.few.steps)
 
     @property
     def steps(self) -> IntArray:
@@ -139,7 +150,7 @@ class NoiseRecord:
 
     @property
     def weights(self) -> npt.NDArray[np.float32] | None:
-        """The weights of the model before the steps of :attr:`all_rows`; None if unknown."""
+        """The weights of the model before the steps of :attr:`rows`; None if unknown."""
         return self.weight_rows.rows if self.weight_rows.num_seen == self.num_steps > 0 else None
 
     @property
@@ -239,10 +250,12 @@ class NoiseRecord:
         self.step_energies += energies.tolist()
         self.step_sums += noise.sum(axis=1).tolist()
         signs = sure_signs(noise, max(RESOLUTION, rounding))
+        self.num_signed += len(vectors)
         self._add_sums(signs)
         self._add_pairs(signs)
         for buffer, rows in (
             (self.sketches, sketch),
+            (self.few, sketch[:, :FEW_COORDINATES]),
             (self.sums, kept.get("known", ())),
             (self.examples, kept.get("examples", ())),
             (self.weight_rows, kept.get("weights", ())),
@@ -254,6 +267,35 @@ class NoiseRecord:
         ]
         for name, values in described.items():
             self.covariates[name].extend(values)
+
+    def observe_amounts(
+        self,
+        energies: FloatArray,
+        few: ScoreArray,
+        *,
+        step_energies: Sequence[float],
+        step_sums: Sequence[float],
+        largest: Sequence[tuple[float, float]],
+        covariates: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Add consecutive steps after the first 512 whose noise was not kept, in claimed standard deviations.
+
+        ``energies`` are the sums of squares of each coordinate over these steps. ``few`` has the noise of as
+        many of the first as of the last of them, at the first :data:`FEW_COORDINATES`. Signs are not known.
+        """
+        count = len(step_energies)
+        self.energies += energies
+        self.step_energies += step_energies
+        self.step_sums += step_sums
+        self.largest += largest
+        for number, row in enumerate(few):
+            if number == len(few) // 2:
+                self.few.skip(count - len(few))
+            self.few.add(row)
+        for buffer in (self.sketches, self.sums, self.examples, self.weight_rows):
+            buffer.skip(count)
+        for name, values in self.covariates.items():
+            values.extend(covariates[name])
 
     def _add_format(
         self,
@@ -354,7 +396,9 @@ class NoiseRecord:
             "resolution": self._resolution,
             "sizes": self._sizes.copy(),
             "step_sums": list(self.step_sums),
+            "num_signed": self.num_signed,
             "sketches": self.sketches.state_dict(),
+            "few": self.few.state_dict(),
             "sums": self.sums.state_dict(),
             "examples": self.examples.state_dict(),
             "weights": self.weight_rows.state_dict(),
@@ -370,7 +414,9 @@ class NoiseRecord:
             setattr(self, name, copy(state[name]))
         self._resolution, self._sizes = state["resolution"], np.array(state["sizes"])
         self.step_sums = list(state["step_sums"])
+        self.num_signed = state["num_signed"]
         self.sketches.load_state_dict(state["sketches"])
+        self.few.load_state_dict(state["few"], FEW_COORDINATES)
         self.sums.load_state_dict(state["sums"])
         self.formats.load_state_dict(state["formats"])
         self.examples.load_state_dict(state["examples"])

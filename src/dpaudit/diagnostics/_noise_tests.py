@@ -56,7 +56,6 @@ _VARYING = (
     "way?"
 )
 _MIN_TREND = 30  # steps
-_FEW_COORDINATES = 128  # at which all kept steps are compared with each other
 _TREND = 0.05  # smallest relative change of the noise between the first and the last tenth of the steps
 _STEADY = 0.5  # smallest rank correlation of noise and time
 _SHIFTS, _SURELY = (0.02, 10.0), 6.0  # means of the noise that are a cause, and standard errors
@@ -204,10 +203,9 @@ def repeated_noise(record: NoiseRecord) -> Check | None:
     if min(record.rows.shape) < 2:
         return None
     parts = [(record.rows, record.signs, record.steps)]
-    all_steps = record.sketches.steps
-    if len(all_steps) > len(record.rows):  # noise that is equal needs few coordinates
-        rows = record.all_rows[:, :_FEW_COORDINATES]
-        parts.append((rows, sure_single_signs(rows, record.resolution), all_steps))
+    if len(record.few_steps) > len(record.rows):  # noise that is equal needs few coordinates
+        few = record.few_rows
+        parts.append((few, sure_single_signs(few, record.resolution), record.few_steps))
     return min((_repeated(*part, len(parts)) for part in parts), key=lambda found: found.p_value)
 
 
@@ -336,7 +334,7 @@ def leaf_correlation(record: NoiseRecord) -> Check | None:
     widths = (layout.heads >= 0).sum(axis=1)
     upper = np.triu_indices(len(widths), 1)
     agreeing, differing = record.agreeing[upper], record.differing[upper]
-    numbers = record.num_steps * np.minimum.outer(widths, widths)[upper]
+    numbers = record.num_signed * np.minimum.outer(widths, widths)[upper]
     p_values, correlations = sign_p_value(agreeing, differing, numbers), sign_correlation(agreeing, differing)
     best = int(np.argmin(p_values))
     one, other = (layout.names[layout.compared[leaf[best]]] for leaf in upper)
@@ -358,9 +356,9 @@ def coordinate_correlation(record: NoiseRecord) -> Check | None:
 
     The p-value is Chernoff's bound for squared sums of fair coins.
     """
-    sums = record.num_steps * record.layout.sizes.size
-    if record.count == sums:  # one coordinate in each leaf
+    if record.energies.size == record.layout.sizes.size:  # one coordinate in each leaf
         return None
+    sums = record.num_signed * record.layout.sizes.size
     share = record.sum_energy / sums
     return Check(
         name="coordinate-correlation",

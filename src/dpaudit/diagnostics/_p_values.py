@@ -25,7 +25,7 @@ SMALLEST_P_VALUE = 1e-12  # smaller p-values are not more informative
 _SEED = 0x5EED_0F_D1A6  # unlikely to be the seed of a training run
 _BLOCK = 512  # rows whose products with all others are in memory at the same time
 _HALF = 2048  # steps that are kept at each end
-_END = 512  # steps at each end of these that most tests use, because their time is limited
+END = 512  # steps at each end of these that most tests use, because their time is limited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,20 +189,25 @@ def pairwise_products(
 
 
 class HeadTailBuffer:
-    """The rows of the first and the last 2,048 steps, or of all steps if there are fewer."""
+    """The rows of the first and the last steps, ``half`` each, or of all steps if there are fewer."""
 
-    def __init__(self) -> None:
+    def __init__(self, half: int = _HALF) -> None:
+        self._half = half
         self._head: list[npt.NDArray[Any]] = []
-        self._tail: deque[npt.NDArray[Any]] = deque(maxlen=_HALF)
+        self._tail: deque[npt.NDArray[Any]] = deque(maxlen=half)
         self.num_seen = 0
 
     def add(self, row: npt.NDArray[Any]) -> None:
         """Append the row of the next step."""
-        if len(self._head) < _HALF:
+        if len(self._head) < self._half:
             self._head.append(row)
         else:
             self._tail.append(row)
         self.num_seen += 1
+
+    def skip(self, count: int) -> None:
+        """Count steps without rows, which are among those in the middle."""
+        self.num_seen += count
 
     @property
     def steps(self) -> IntArray:
@@ -219,20 +224,20 @@ class HeadTailBuffer:
     def end_steps(self) -> IntArray:
         """The step number of each of :attr:`end_rows`."""
         steps = self.steps
-        return np.concatenate([steps[:_END], steps[_END:][-_END:]])
+        return np.concatenate([steps[:END], steps[END:][-END:]])
 
     @property
     def end_rows(self) -> npt.NDArray[Any]:
         """The first and the last 512 of the kept rows, or all if there are fewer."""
         kept = [*self._head, *self._tail]
-        return np.stack([*kept[:_END], *kept[_END:][-_END:]])
+        return np.stack([*kept[:END], *kept[END:][-END:]])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for ``load_state_dict``, in few arrays, which are fast to write."""
         return {"head": np.asarray(self._head), "tail": np.asarray(self._tail), "num_seen": self.num_seen}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a ``state_dict``."""
-        self._head = list(state["head"])
-        self._tail = deque(state["tail"], maxlen=_HALF)
+    def load_state_dict(self, state: dict[str, Any], width: int | None = None) -> None:
+        """Resume from a ``state_dict``, whose rows may be more and wider."""
+        rows = [row[:width] for row in (*state["head"], *state["tail"])]
+        self._head, self._tail = rows[: self._half], deque(rows[self._half :], maxlen=self._half)
         self.num_seen = state["num_seen"]

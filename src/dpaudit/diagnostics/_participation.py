@@ -61,6 +61,7 @@ class ParticipationRecord:
         """The number of examples that each batch shares with the previous one."""
         self.watched: IntArray
         self.presences = HeadTailBuffer()
+        """Whether each of the watched examples is in the batch, as bits."""
         self._last: IntArray | None = None
 
     @property
@@ -98,7 +99,7 @@ class ParticipationRecord:
         self.num_repeated += members.size - unique.size
         self.counts[unique] += 1
         self.sizes.append(unique.size)
-        self.presences.add(is_in[self.watched])
+        self.presences.add(np.packbits(is_in[self.watched]))
         self._last = unique
 
     def observe_size(self, size: int, num_examples: int) -> None:
@@ -150,8 +151,15 @@ class ParticipationRecord:
         self.counts = state["counts"].copy()
         self.num_repeated = state["num_repeated"]
         self.overlaps = list(state["overlaps"])
-        self.presences.load_state_dict(state["presences"])
+        self.presences.load_state_dict(_packed(state["presences"]))
         self._last = state["last"]
+
+
+def _packed(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of presences as bits, also from version 0.2, where they were booleans."""
+    parts = {name: np.asarray(state[name]) for name in ("head", "tail")}
+    bits = {name: np.packbits(rows, axis=-1) for name, rows in parts.items() if rows.dtype == np.bool_}
+    return {**state, **bits}
 
 
 def _members(indices: Any, num_examples: int) -> IntArray:
@@ -346,7 +354,7 @@ def repeated_batches(record: ParticipationRecord) -> Check | None:
     """
     # as many examples as are needed to recognize a batch
     watched = min(record.watched.size, math.ceil(_RECOGNIZED / max(record.drawn_rate, 1e-9)))
-    present = record.presences.rows[:, :watched].astype(np.float32)
+    present = np.unpackbits(record.presences.rows, axis=1, count=watched).astype(np.float32)
     if len(present) < 2:
         return None
     steps = record.presences.steps

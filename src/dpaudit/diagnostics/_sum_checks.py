@@ -228,7 +228,7 @@ class BatchRecord:
         self._pending: deque[tuple[IntArray, int]] = deque(maxlen=_MAX_PENDING)
         self._num_drawn, self._num_rows, self._num_steps = 0, 0, 0
         self._given: list[int] = []  # sizes of the batches that the loop reports
-        self._rows: list[int | None] = []  # of each step, if known
+        self.step_rows: list[int | None] = []  # of each step, if known
         self._more = _Worst()
         self._fewer = _Worst()
         self._truncated: set[int] = set()
@@ -267,7 +267,7 @@ class BatchRecord:
 
         If not ``is_exact``, ``rows`` may include rows of zeros, which are padding.
         """
-        self._rows.append(rows if is_exact else None)
+        self.step_rows.append(rows if is_exact else None)
         if self._num_drawn == 0:  # the loop started earlier, or uses another loader
             self._is_active = self._is_active and rows == 0
         if not self._is_active:
@@ -275,7 +275,7 @@ class BatchRecord:
         index, self._num_steps = self._num_steps, self._num_steps + 1
         if self.exceeds(rows) and is_exact:
             left = self._num_drawn - self._num_rows
-            self._more.add(rows - left, f"in step {index}, {rows} rows of at most {left} examples")
+            self._more.add(rows - left, f"in step {index}, {rows} rows, with {left} drawn examples left")
         self._num_rows = min(self._num_rows + rows, self._num_drawn)
         batches = self._batches_of(rows)
         if not batches:
@@ -356,10 +356,10 @@ class BatchRecord:
         The number of examples, if not given, is derived from the mean size and the sample rate. Return why
         there are no tests, too, unless it is obvious.
         """
-        sizes = [rows for rows in self._rows if rows is not None]
+        sizes = [rows for rows in self.step_rows if rows is not None]
         if not self.tests_sizes or not claimed:
             return [], ""
-        if len(sizes) < len(self._rows):
+        if len(sizes) < len(self.step_rows):
             return [], _UNMARKED if claimed < 1 else ""
         if sum(sizes) == 0:
             return [], ""
@@ -393,9 +393,9 @@ class BatchRecord:
     def _compare_given(self) -> _Worst:
         """Compare the rows of all steps with the batches that the loop reported, one per step."""
         found = _Worst()
-        if len(self._given) != len(self._rows):
+        if len(self._given) != len(self.step_rows):
             return found
-        for index, (rows, size) in enumerate(zip(self._rows, self._given, strict=True)):
+        for index, (rows, size) in enumerate(zip(self.step_rows, self._given, strict=True)):
             if rows is not None and rows > max(size, 1):
                 found.add(rows - size, f"in step {index}, {rows} rows of {size} examples")
         return found
@@ -406,7 +406,7 @@ class BatchRecord:
             found.append(
                 Finding.certain(
                     "rows-drawn",
-                    f"More rows were clipped than examples drawn in {more.count} of {len(self._rows)} "
+                    f"More rows were clipped than examples drawn in {more.count} of {len(self.step_rows)} "
                     f"steps: {more.sentence}.",
                 )
             )

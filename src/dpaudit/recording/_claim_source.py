@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from dpaudit import _validate
 from dpaudit.accounting import Claim
@@ -19,6 +19,7 @@ from dpaudit.recording._signal_and_noise import UntestedError
 from dpaudit.stats import Gaussian, TradeOff
 from dpaudit.stats._result import DEFAULT, GIVEN, READ
 
+T = TypeVar("T")
 _MISSING = {
     "noise_multiplier": "the standard deviation of the noise divided by the clipping norm",
     "sample_rate": "the probability that an example is in a batch, which no loader or accountant reports",
@@ -53,6 +54,14 @@ class DPSGDParams:
         known = {name: getattr(other, name) for name in (*_MISSING, "noises")}
         return replace(self, **{name: value for name, value in known.items() if value is not None})
 
+    def require_valid(self) -> DPSGDParams:
+        """Return these numbers; raise an ``InputError`` if one of them cannot be part of a claim."""
+        self._require_noise()
+        for name in _MISSING:
+            if (value := getattr(self, name)) is not None:
+                getattr(_validate, name)(value)
+        return self
+
     def known(self, *names: str) -> dict[str, Any]:
         """Return the named numbers, by default all four; raise an ``InputError`` that names a missing one."""
         for name in names or _MISSING:
@@ -60,12 +69,15 @@ class DPSGDParams:
                 raise InputError(
                     f"Expected {name}=..., {self._why_missing(name)}: pass it to the observer or to audit()."
                 )
+        self._require_noise()
+        return {name: getattr(self, name) for name in names or _MISSING}
+
+    def _require_noise(self) -> None:
         if self.noise_multiplier == 0:
             raise InputError(
                 "Expected noise_multiplier=... above 0, got 0: without noise there is no claim. If the "
                 "missing noise is a bug, pass the claimed value to the observer or to audit()."
             )
-        return {name: getattr(self, name) for name in names or _MISSING}
 
     def _why_missing(self, name: str) -> str:
         if name == "noise_multiplier" and self.noises:
@@ -74,6 +86,16 @@ class DPSGDParams:
                 f"{self.noises[0]:g} to {self.noises[-1]:g}) and cannot be read as the claim"
             )
         return _MISSING[name]
+
+
+@dataclass(frozen=True)
+class FrozenValue(Generic[T]):
+    """A function that returns what another one returned, in a copy of a recorder that outlives its run."""
+
+    value: T
+
+    def __call__(self) -> T:
+        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +187,16 @@ class GivenClaim:
 class ReadClaim:
     """A DP-SGD claim with parameters ``read`` from the training run; ``given`` takes precedence.
 
-    If the number of steps is unknown, the claim covers the recorded steps.
+    Numbers that are given are checked at once, not after hours of training. If the number of steps is
+    unknown, the claim covers the recorded steps.
     """
 
     def __init__(self, read: Callable[[], DPSGDParams], given: DPSGDParams = UNKNOWN) -> None:
-        self._read, self._given = read, given
+        self._read, self._given = read, given.require_valid()
         self._made: dict[tuple[DPSGDParams, tuple[str, ...]], Claim] = {}  # epsilons are computed once
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_read": FrozenValue(self._read())}
 
     def pop_params(self, keywords: dict[str, Any]) -> DPSGDParams:
         _validate.no_epsilon(keywords, CLAIM_PARTS)

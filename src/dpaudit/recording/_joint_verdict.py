@@ -14,15 +14,25 @@ from typing import Any, Protocol
 import numpy as np
 import scipy
 
+from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.canaries import Mixed
 from dpaudit.diagnostics import CheckResults, Diagnosis
 from dpaudit.diagnostics._diagnosis import share_error
+from dpaudit.errors import InputError, quoted
 from dpaudit.recording._claim_source import ClaimSource, TrainingInfo, claimed_mu
 from dpaudit.recording._noise_log import NoiseLog
-from dpaudit.recording._signal_and_noise import NO_NOISE, ClaimCheck, NoiseTests, RunCheck, UntestedError
-from dpaudit.stats import Result
+from dpaudit.recording._score_log import ScoreLog
+from dpaudit.recording._signal_and_noise import (
+    NO_NOISE,
+    ClaimCheck,
+    LiveCheck,
+    NoiseTests,
+    RunCheck,
+    UntestedError,
+)
+from dpaudit.stats import Result, Verdict
 
 _LEVELS = 0.9995, 0.0005  # quantiles of the noise interval, which is wide to avoid false hints
 _MIN_STEPS = 30  # needed to decide whether the signal depends on the number of present canaries
@@ -30,6 +40,7 @@ _CERTAIN = 6.0  # standard errors
 _CROWDED = 0.2  # smallest relative change of the signal if the number of present canaries doubles
 _UNTESTED = "the noise is not tested: "
 _NOT_WANTED = _UNTESTED + "the audit was set up with tests=False"
+_SKIPPED = _UNTESTED + "audit() was called with tests=False, and the bound keeps its share of the error rate"
 _NO_LOG = _UNTESTED + "only the scores of this run were recorded"
 _NOT_GAUSSIAN = _UNTESTED + "the claim is not about Gaussian noise"
 _NO_SHARE = _UNTESTED + "the resumed run began with the whole error rate for the bound"
@@ -70,6 +81,18 @@ class SupportsDiagnose(Protocol):
         """Run the tests."""
 
 
+def has_more_tests(tests: SupportsDiagnose | bool | None) -> bool:
+    """Return whether ``tests`` of ``audit()`` adds tests; True and None are the default, False skips all."""
+    if tests is None or isinstance(tests, bool):
+        return False
+    if not hasattr(tests, "diagnose"):
+        raise InputError(
+            f"Expected tests={quoted(tests)} to be False, which skips the tests, or tests of the same run "
+            "such as dpaudit.Diagnostics()."
+        )
+    return True
+
+
 class RunTests:
     """The tests of a run besides its bound, with which they share one error rate.
 
@@ -81,7 +104,10 @@ class RunTests:
     def __init__(
         self, noise: NoiseTests | None, checks: Sequence[RunCheck], claims: ClaimSource, *, wanted: bool
     ) -> None:
-        self.noise, self._checks, self._claims, self._wanted = noise, tuple(checks), claims, wanted
+        self.noise, self._checks, self._claims = noise, tuple(checks), claims
+        self._wanted = _validate.flag("tests", wanted)
+        if isinstance(noise, NoiseLog):
+            noise.is_kept = self._wanted
         self.num_resumed = 0
         """The number of steps that were recorded before the run was resumed."""
         self._shares: dict[int, float] = {}  # of the tests' error rate, by number of steps
@@ -105,6 +131,11 @@ class RunTests:
             left = max(1 - self.spent, 0.0)
             self._shares[num_done] = left if is_last else left / 2
         return self._shares[num_done]
+
+    def __getstate__(self) -> dict[str, Any]:
+        rate = self._claims.sample_rate()
+        checks = [part.frozen(rate) if isinstance(part, LiveCheck) else part for part in self._checks]
+        return {**vars(self), "_checks": tuple(checks)}
 
     @property
     def exist(self) -> bool:
@@ -165,7 +196,7 @@ class RunTests:
         result: Result,
         confidence: float | None,
         *,
-        more: SupportsDiagnose | None = None,
+        more: SupportsDiagnose | bool | None = None,
         num_done: int = 0,
         is_last: bool = True,
         may_have_stopped: bool = False,
@@ -174,20 +205,21 @@ class RunTests:
     ) -> Result:
         """Return the result with the tests at this confidence, and with what is not covered.
 
-        ``more`` are tests that the user adds. Audits after different numbers of steps share the error rate of
-        the tests, see :meth:`share`. If the run ``may_have_stopped`` because of its bound, only
-        findings without statistics hold.
+        ``more`` are tests that the user adds, or False to skip all tests. Audits after different numbers of
+        steps share the error rate of the tests, see :meth:`share`. If the run ``may_have_stopped`` because of
+        its bound, only findings without statistics hold.
         """
         diagnosis, gaps = None, list(result.not_covered)
-        if confidence is None:
-            gaps.append(self._why_untested())
+        if confidence is None or more is False:
+            gaps.append(self._why_untested() if confidence is None else _SKIPPED)
         elif may_have_stopped or not (share := self.share(num_done, is_last=is_last)):
             diagnosis = self._certain(result, confidence)
             gaps.append(_STOPPED if may_have_stopped else _SPENT)
         else:
             result = replace(result, notes=(*result.notes, _INTERIM)) if not is_last else result
             try:
-                diagnosis = self._tested(result, 1 - share * (1 - confidence), more, has_signal)
+                added = None if isinstance(more, bool) else more
+                diagnosis = self._tested(result, 1 - share * (1 - confidence), added, has_signal)
             except UntestedError as error:
                 gaps.append(f"{_UNTESTED}{error}")
         if diagnosis is not None:
@@ -240,6 +272,17 @@ def claimed_noise(claim: object) -> float | None:
     """Return the claimed noise multiplier, if the claim states Gaussian noise."""
     mu = claimed_mu(claim) if isinstance(claim, Claim) else None
     return None if mu is None else 1 / mu
+
+
+def with_clues(result: Result, log: ScoreLog, facts: TrainingInfo | None) -> Result:
+    """Return the result with clues to the cause of a violation."""
+    if result.verdict is not Verdict.VIOLATION:
+        return result
+    scores, present = np.stack(log.counted_scores), np.stack(log.counted_present)
+    clues = ScoreSummary.of(scores, present, facts).known(claimed_noise(result.claim))
+    if log.is_tested:  # a test of each shape and length knows more than the mean over all
+        clues = {name: clue for name, clue in clues.items() if "signal" not in name}
+    return replace(result, clues=clues)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,14 @@ from dpaudit._types import FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
-from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
+from dpaudit.recording._claim_source import ClaimSource, FrozenValue, GivenClaim, ReadClaim, TrainingInfo
 from dpaudit.recording._joint_verdict import (
     RunTests,
-    ScoreSummary,
     SupportsDiagnose,
     claimed_noise,
+    has_more_tests,
     remaining_level,
+    with_clues,
 )
 from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._score_log import ObservedCanaries, ScoreLog, recorded_steps
@@ -39,7 +40,7 @@ from dpaudit.recording._signal_and_noise import (
     with_batches,
 )
 from dpaudit.recording._trajectory import LiveBound, PlacedBets, RunBets, ShownBounds, Trajectory
-from dpaudit.stats import Inference, Observations, Result, TradeOff, Verdict, audit
+from dpaudit.stats import Inference, Observations, Result, TradeOff, audit
 from dpaudit.stats._audit import audit_untuned
 from dpaudit.stats._coins import CoinCheck
 from dpaudit.stats._observations import as_flags, plain_array, scale_notes, split_by_coins
@@ -296,14 +297,14 @@ class Recorder:
         inference: Inference | None = None,
         claim: Claim | None = None,
         confidence: float | None = None,
-        tests: SupportsDiagnose | None = None,
+        tests: SupportsDiagnose | bool | None = None,
         **method: Any,
     ) -> Result:
         """Return one verdict on the claim from bound and tests; keywords are as in :func:`dpaudit.audit`.
 
         The recorder of an observer also accepts any part of the claim: ``noise_multiplier``, ``sample_rate``,
         ``num_steps`` or ``delta``. ``confidence`` is that of bound and tests together. A recorder without
-        noise accepts ``tests`` of the same run, such as :class:`dpaudit.Diagnostics`.
+        noise accepts ``tests`` of the same run, such as :class:`dpaudit.Diagnostics`; False skips all tests.
 
         By default the bound rests on the bets behind :meth:`live`: one test, which is valid even if the run
         was stopped because of the live bound, and if the canaries of one step are dependent. Another method
@@ -317,28 +318,26 @@ class Recorder:
         if self._signal is not None:
             check_signal(self._log.moments(), self._signal, claimed_noise=claimed_noise(claim))
         level, tests_level = self._bets.level, self._tests_level
-        if confidence is not None or tests is not None:
+        if (has_more := has_more_tests(tests)) or confidence is not None:
             joint = self.confidence if confidence is None else _validate.confidence(confidence)
-            level, tests_level = self._tests.levels(joint, has_more=tests is not None)
+            level, tests_level = self._tests.levels(joint, has_more=has_more)
         method = {"confidence": level, "tradeoff": self._tradeoff} | method
         self._shown.require_stoppable(inference, method.get("threshold"), self.num_done)
         was_shown, self._shown.any = self._shown.any, True
         result = self._bounded(observations, claim, inference, method, was_shown=was_shown)
-        return self._clued(
-            self._tests.join(
-                replace(
-                    result,
-                    not_covered=self.not_covered + self._claims.remarks(given),
-                    times=(self._started, now()),
-                ),
-                tests_level,
-                more=tests,
-                num_done=self.num_done,
-                is_last=self._shown.is_last(self.num_done),
-                may_have_stopped=self._may_have_stopped,
-                has_signal=self._has_signal,
-            )
+        gaps = self.not_covered + self._claims.remarks(given)
+        joined = self._tests.join(
+            replace(result, not_covered=gaps, times=(self._started, now())),
+            tests_level,
+            more=tests,
+            num_done=self.num_done,
+            is_last=self._shown.is_last(self.num_done),
+            may_have_stopped=self._may_have_stopped,
+            has_signal=self._has_signal,
         )
+        if self._signal is not None and not joined.refuted:  # then nothing else speaks for those that count
+            check_signal(self._log.counted_moments(), self._signal, claimed_noise=claimed_noise(claim))
+        return with_clues(joined, self._log, self.facts)
 
     def _bounded(
         self,
@@ -365,16 +364,6 @@ class Recorder:
             design=self._lengths.in_design(result.design),
             no_estimate=_MAY_HAVE_STOPPED if self._may_have_stopped else None,
         )
-
-    def _clued(self, result: Result) -> Result:
-        """Return the result with clues to the cause of a violation."""
-        if result.verdict is not Verdict.VIOLATION:
-            return result
-        scores, present = np.stack(self._log.counted_scores), np.stack(self._log.counted_present)
-        clues = ScoreSummary.of(scores, present, self.facts).known(claimed_noise(result.claim))
-        if self._log.is_tested:  # a test of each shape and length knows more than the mean over all
-            clues = {name: clue for name, clue in clues.items() if "signal" not in name}
-        return replace(result, clues=clues)
 
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
         """Run the tests alone, against ``noise_multiplier``, by default the claimed one.
@@ -422,6 +411,12 @@ class Recorder:
             self._lengths.counts = np.array(state.get("lengths", np.zeros_like(self._lengths.counts)))
         self._live = None
         self._coins = CoinCheck()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs, which can be audited but belongs to no training run."""
+        self._wait()
+        facts = None if self._facts is None else FrozenValue(self._facts())
+        return {**vars(self), "_facts": facts, "_synchronize": None, "callbacks": []}
 
     def _wait(self) -> None:
         if self._synchronize is not None:

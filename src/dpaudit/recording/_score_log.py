@@ -24,6 +24,7 @@ from dpaudit.diagnostics._arrival import (
 )
 from dpaudit.diagnostics._clipping_causes import CanaryBatch
 from dpaudit.errors import InputError
+from dpaudit.recording._claim_source import FrozenValue
 from dpaudit.recording._signal_and_noise import LengthMoments
 from dpaudit.stats._observations import as_mask
 
@@ -45,6 +46,18 @@ class ObservedCanaries:
     eps: Callable[[], float] = lambda: 0.0
     reach: float = 1.0
     num_others: Callable[[int], int] | None = None
+
+    def frozen(self, steps: Sequence[int], num_steps: int) -> ObservedCanaries:
+        """Return the canaries of ``steps`` alone, without the training run; none if there are no steps."""
+        others = self.num_others
+        return ObservedCanaries(
+            self.canary,
+            {step: self.directions(step) for step in steps}.__getitem__,
+            FrozenValue(self.layout() if steps else ParameterLayout((), ())),
+            FrozenValue(self.eps() if steps else 0.0),
+            self.reach,
+            None if others is None else [others(step) for step in range(num_steps)].__getitem__,
+        )
 
 
 class ScoreLog:
@@ -78,6 +91,12 @@ class ScoreLog:
         self.counted_scores: list[FloatArray] = []
         self.counted_present: list[BoolArray] = []
         self._joined: tuple[FloatArray, BoolArray] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._canaries is None:
+            return dict(vars(self))
+        firsts = [steps[0] for steps in self._steps_by_variant().values()] if self.is_tested else []
+        return {**vars(self), "_canaries": self._canaries.frozen(firsts, len(self)), "_joined": None}
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -131,6 +150,10 @@ class ScoreLog:
             for length in np.unique(lengths)
             for chosen in (lengths == length,)
         ]
+
+    def counted_moments(self) -> list[LengthMoments]:
+        """Return the moments of the scores that count for the bound."""
+        return [LengthMoments.of(np.stack(self.counted_scores), np.stack(self.counted_present))]
 
     def _lengths(self) -> FloatArray:
         """Return the length of each canary, steps x canaries."""

@@ -252,6 +252,14 @@ class ClaimCheck(Protocol):
         """Return what contradicts the claim."""
 
 
+@runtime_checkable
+class LiveCheck(Protocol):
+    """A check that reads the objects of a training run, which a copy of its recorder must not contain."""
+
+    def frozen(self, sample_rate: float | None) -> RunCheck:
+        """Return a check with the same results, given the claimed sample rate, without these objects."""
+
+
 def with_batches(parts: Sequence[RunCheck]) -> tuple[tuple[RunCheck, ...], BatchRecord]:
     """Return the parts, among them a record of the batches, and that record."""
     for part in parts:

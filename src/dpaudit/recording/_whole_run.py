@@ -16,8 +16,8 @@ from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
-from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
-from dpaudit.recording._joint_verdict import RunTests, SupportsDiagnose
+from dpaudit.recording._claim_source import ClaimSource, FrozenValue, GivenClaim, ReadClaim, TrainingInfo
+from dpaudit.recording._joint_verdict import RunTests, SupportsDiagnose, has_more_tests
 from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
@@ -212,6 +212,16 @@ class WholeRunRecorder:
             self._joined.add(scores[joined])
             self._absent.add(scores[~joined])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs, which can be audited but belongs to no training run."""
+        facts, finished = None if self._facts is None else FrozenValue(self._facts()), None
+        try:
+            if self._finished is not None:
+                self._finished(self._ratios.sample_rate)
+        except InputError as error:
+            finished = partial(_raise, str(error))
+        return {**vars(self), "_facts": facts, "_finished": finished}
+
     def live(self) -> LiveBound:
         """Raise an ``InputError``: there is no bound before the last step."""
         raise InputError(
@@ -227,7 +237,7 @@ class WholeRunRecorder:
         return self._ratios.observations(self.num_steps)
 
     def audit(
-        self, *, confidence: float | None = None, tests: SupportsDiagnose | None = None, **method: Any
+        self, *, confidence: float | None = None, tests: SupportsDiagnose | bool | None = None, **method: Any
     ) -> Result:
         """Return one verdict on the claim from bound and tests; keywords are as in :func:`dpaudit.audit`.
 
@@ -241,7 +251,7 @@ class WholeRunRecorder:
         """
         claim, observations = self._claim_and_observations(method)
         joint = self.confidence if confidence is None else _validate.confidence(confidence)
-        level, tests_level = self._tests.levels(joint, has_more=tests is not None)
+        level, tests_level = self._tests.levels(joint, has_more=has_more_tests(tests))
         usual: dict[str, Any] = {"claim": claim, "confidence": level, "tradeoff": _curve(claim)}
         rule = Fixed(0.0) if "inference" in method else WHOLE_RUN_RULE
         result = audit(observations, **(usual | {"threshold": rule} | method))
@@ -315,3 +325,7 @@ def _curve(claim: Claim) -> SubsampledGaussian:
     """Return the curve of the whole run; only DP-SGD claims are tested against whole runs."""
     assert claim.training is not None
     return claim.training
+
+
+def _raise(message: str, *_: Any) -> None:
+    raise InputError(message)

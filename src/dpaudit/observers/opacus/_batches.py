@@ -2,7 +2,8 @@
 
 :class:`LoaderBatches` follows the batch sampler of a loader. If no loader is given, it follows every loader
 that is iterated while it is installed, and keeps the one that drew the batch of the first step. Workers and
-wrappers may draw ahead: which batch belongs to which step is decided in ``BatchRecord``.
+wrappers may draw ahead: which batch belongs to which step is decided in ``BatchRecord``. If a loader is
+given, others are followed as well, because the loop may use one of them instead.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,12 @@ from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
     UniformWithReplacementSampler,
 )
-from torch.utils.data import DataLoader, SubsetRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRandomSampler
 
 from dpaudit._types import IntArray
+from dpaudit.diagnostics import CheckResults, Finding
 from dpaudit.diagnostics._sum_checks import BatchRecord
+from dpaudit.observers.opacus._lints import FrozenLints
 from dpaudit.observers.opacus._sampling import iterated_by
 
 _NO_LOADER = (
@@ -32,8 +36,12 @@ _DISTRIBUTED = (
     "batches of several processes are not tested against Poisson sampling: each process draws from its own "
     "part of the data"
 )
+_ITERATED = "batches are not tested: an IterableDataset draws its examples itself, without indices"
 _NO_LENGTH = "batches are not tested against Poisson sampling: the data set of the loader has no length"
 _POISSON = UniformWithReplacementSampler, DistributedUniformWithReplacementSampler
+_MIN_COMPARED, _MAX_COMPARED = 8, 64  # steps whose numbers of rows are compared with all sizes of batches
+_MAX_AHEAD = 192  # batches that may be drawn before the first step, as by a pass for evaluation
+_ANOTHER = "does the loop iterate over the original loader instead of the one that make_private returned?"
 _KEPT = 64  # batches of a loader that may turn out to be that of the loop
 
 
@@ -45,20 +53,24 @@ class LoaderBatches:
         self.loader, self._is_distributed, self._is_followed = loader, is_distributed, is_followed
         self._candidates: dict[int, _DrawingLoader] = {}  # by the identity of their samplers
         self._num_draws = 0
-        self._is_chosen = loader is not None
+        self._is_given = self._is_chosen = loader is not None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Follow the loader inside the block, unless another hook does."""
         with ExitStack() as self._undo:
-            if self._is_followed and self.loader is not None:
-                self._follow(self.loader)
-            elif self._is_followed:
+            if self._is_followed:
                 self._undo.enter_context(_iteration_noted(self._follow))
+                if self.loader is not None:
+                    self._follow(self.loader)
             yield
 
     def _follow(self, loader: Any) -> None:
         """Note the batches that ``loader`` draws, if that is possible."""
+        if isinstance(getattr(loader, "dataset", None), IterableDataset):
+            if loader is self.loader:
+                self.record.unobserved = _ITERATED
+            return
         sampler = getattr(loader, "batch_sampler", None)
         inner = sampler.sampler if isinstance(sampler, BatchSplittingSampler) else sampler
         if (
@@ -67,22 +79,27 @@ class LoaderBatches:
             or id(inner) in self._candidates
         ):
             return
-        if self._is_chosen and self._candidates:
+        if self._is_chosen and self._candidates and not self._is_given:
             return
         found = _DrawingLoader(loader, inner)
         self._candidates[id(inner)] = found
-        if self._is_chosen:
+        if self._is_given and loader is self.loader:
             self._choose(found)
 
         def drawn(epoch: Callable[[], Iterator[Any]]) -> Iterator[Any]:
             for batch in epoch():
-                self._draw(found, np.asarray(batch, dtype=np.int64).reshape(-1))
+                self._draw(found, batch)
                 yield batch
 
         self._undo.enter_context(iterated_by(inner, drawn))
 
-    def _draw(self, loader: _DrawingLoader, indices: IntArray) -> None:
+    def _draw(self, loader: _DrawingLoader, batch: Any) -> None:
         self._num_draws += 1
+        if len(loader.first_sizes) < _MAX_COMPARED + _MAX_AHEAD and hasattr(batch, "__len__"):
+            loader.first_sizes.append(len(batch))
+        if self._is_given and not loader.is_chosen:  # its indices do not matter
+            return
+        indices = np.asarray(batch, dtype=np.int64).reshape(-1)
         if loader.is_chosen:
             self.record.draw(loader.positions(indices), loader.num_examples or 0)
         elif not self._is_chosen:
@@ -110,6 +127,34 @@ class LoaderBatches:
         for indices in found[0].drawn:
             self.record.draw(found[0].positions(indices), found[0].num_examples or 0)
 
+    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
+        """Return a finding if the loop uses another loader than the given one; see ``RunCheck``."""
+        del noise_multiplier, sample_rate
+        rows = self.record.step_rows[:_MAX_COMPARED]
+        sizes = [size for size in rows if size is not None]
+        if not self._is_given or len(sizes) < _MIN_COMPARED:
+            return CheckResults()
+        chosen = [one for one in self._candidates.values() if one.is_chosen]
+        # batches of one size show which loader draws them only if those of the given loader vary
+        if any(one.drew(rows) for one in chosen) or not (
+            len(set(sizes)) > 1 or any(one.is_poisson for one in chosen)
+        ):
+            return CheckResults()
+        for other in self._candidates.values():
+            if other.drew(rows):
+                sentence = (
+                    f"The loop does not use the batches of loader=: its first {len(rows)} steps have as "
+                    f"many rows as batches of another loader, with {other.described}."
+                )
+                finding = replace(Finding.certain("rows-drawn", sentence), cause=_ANOTHER)
+                return CheckResults(certain=(finding,))
+        return CheckResults()
+
+    def frozen(self, sample_rate: float | None) -> FrozenLints:
+        """Return the same result without loaders; see ``LiveCheck``."""
+        found = self.results(noise_multiplier=1.0, sample_rate=sample_rate)
+        return FrozenLints(others=found.certain)
+
     def _choose(self, loader: _DrawingLoader) -> None:
         self.loader, loader.is_chosen = loader.loader, True
         if self._is_distributed or loader.num_examples is None:
@@ -124,6 +169,7 @@ class _DrawingLoader:
         self.loader = loader
         self.is_poisson, self.is_chosen = isinstance(sampler, _POISSON), False
         self.drawn: deque[IntArray] = deque(maxlen=_KEPT)
+        self.first_sizes: list[int] = []
         self.last_draw = 0
         self._is_split = isinstance(loader.batch_sampler, BatchSplittingSampler)
         inside = getattr(sampler, "sampler", sampler)
@@ -136,6 +182,27 @@ class _DrawingLoader:
         """Return whether the batch that was drawn last may have this number of rows."""
         size = self.drawn[-1].size
         return rows == size or (self._is_split and rows < size)
+
+    def drew(self, rows: list[int | None]) -> bool:
+        """Return whether consecutive batches have the sizes of steps, as far as these are known.
+
+        An empty batch may be filled by one example.
+        """
+        drawn, known = np.asarray(self.first_sizes), np.array([size is not None for size in rows])
+        if drawn.size < len(rows):
+            return False
+        sizes = np.array([size or 0 for size in rows])
+        windows = np.lib.stride_tricks.sliding_window_view(drawn, len(rows))
+        same = (windows == sizes) | ((windows == 0) & (sizes == 1)) | ~known
+        return bool(same.all(axis=1).any())
+
+    @property
+    def described(self) -> str:
+        """How the loader draws its batches."""
+        sampler = getattr(self.loader, "batch_sampler", None)
+        if self.is_poisson or not isinstance(sampler, BatchSampler):
+            return f"a {type(sampler).__name__}"
+        return f"batches of {sampler.batch_size} from a {type(sampler.sampler).__name__}"
 
     def positions(self, indices: IntArray) -> IntArray:
         """Return the numbers of examples, given by index in the data set."""

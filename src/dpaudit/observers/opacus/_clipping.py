@@ -298,8 +298,18 @@ class SampledWeights:
 
 
 def flat(parts: Sequence[Tensor]) -> Tensor:
-    """Return the concatenation of all parts as one vector."""
-    return torch.cat([part.detach().reshape(-1) for part in parts])
+    """Return the concatenation of all parts as one vector, in single precision or better."""
+    return at_least_single(torch.cat([part.detach().reshape(-1) for part in parts]))
+
+
+def at_least_single(values: Tensor) -> Tensor:
+    """Return numbers in half precision as single precision, in which arithmetic adds no errors to theirs."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def precision(parts: Sequence[Tensor]) -> float:
+    """Return the relative precision of the coarsest part, such as a layer in half precision."""
+    return max(torch.finfo(part.dtype).eps for part in parts)
 
 
 def summed(optimizer: DPOptimizer) -> Tensor:

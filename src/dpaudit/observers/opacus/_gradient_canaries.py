@@ -24,7 +24,7 @@ from dpaudit._torch import CanaryVectors, gradient_rows
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.canaries import Directions, Draws, GradientCanary, ParameterLayout, SharedPlaces
 from dpaudit.errors import InputError
-from dpaudit.observers.opacus._clipping import OpacusClip
+from dpaudit.observers.opacus._clipping import OpacusClip, at_least_single
 
 _MIN_NORM_SHARE = 0.85  # one of four layers with equal norms may be left out
 _FULL_NORM_SHARE = 0.99
@@ -85,7 +85,7 @@ class GradientCanaries(StepCanaries):
 
     def add_to_sum(self, index: int, members: IntArray, *, inserts: bool) -> CanaryProjection:
         directions, vectors = self._draw(index)
-        norm, like = self._norm(), self._optimizer.params[0].detach()
+        norm, like = self._norm(), vectors.values
         if inserts and len(members):
             lengths = norm * self._draws.canary.lengths(directions)
             for rows in gradient_rows(directions, members, lengths, like):
@@ -123,7 +123,7 @@ class GradientCanaries(StepCanaries):
             made = self._draws.directions(index, self._layout)
         else:
             made = _layer_directions(self._draws, index, self._layout, np.asarray(norms) / self._norm())
-        found = made, CanaryVectors.of(made, self._optimizer.params[0].detach())
+        found = made, CanaryVectors.of(made, at_least_single(self._optimizer.params[0].detach().new_empty(0)))
         self._drawn[variant] = found
         return found
 
@@ -136,7 +136,7 @@ class ClippedCanaries(CanaryProjection):
     norm: float
 
     def project(self, vector: Tensor) -> Tensor:
-        return self.vectors.project(vector) / self.norm
+        return self.vectors.project(vector.to(self.vectors.values.dtype)) / self.norm
 
 
 def _layer_directions(draws: Draws, index: int, layout: ParameterLayout, shares: FloatArray) -> Directions:
@@ -240,11 +240,11 @@ def parameter_layout(optimizer: DPOptimizer, module: Any = None) -> ParameterLay
     known = {} if module is None else {id(value): name for name, value in module.named_parameters()}
     parameters = optimizer.params
     names = [known.get(id(value), f"parameter {i}") for i, value in enumerate(parameters)]
-    limits = torch.finfo(parameters[0].dtype)
+    largest = min(torch.finfo(parameter.dtype).max for parameter in parameters)
     return ParameterLayout(
         tuple(name.removeprefix("_module.") for name in names),
         tuple(tuple(value.shape) for value in parameters),
-        math.sqrt(limits.max) / _ROOM_FOR_SQUARES / float(optimizer.max_grad_norm),
+        math.sqrt(largest) / _ROOM_FOR_SQUARES / float(optimizer.max_grad_norm),
     )
 
 

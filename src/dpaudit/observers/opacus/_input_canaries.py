@@ -30,7 +30,14 @@ from dpaudit._types import FloatArray, IntArray
 from dpaudit.canaries import Coins, InputCanary, split_indices
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored
-from dpaudit.observers.opacus._clipping import PerSampleClip, flat, restored, summed
+from dpaudit.observers.opacus._clipping import (
+    PerSampleClip,
+    at_least_single,
+    flat,
+    precision,
+    restored,
+    summed,
+)
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 
 _CRAFTING = 4  # purpose of a random stream, besides those of Draws and of the positions of entries
@@ -38,6 +45,7 @@ _READ_CHUNK = 1_000  # examples of a data set that are in memory together
 _GRADIENT_CHUNK = 16  # canaries whose gradients are computed together
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to score along
 _SUM_TOLERANCE = 1e-3  # relative to the largest entry, far above the rounding error of sums
+_ULPS = 2.0  # the same in half precision: one rounding of each of two sums
 _PASS_ATTRIBUTES = ("grad", "grad_sample", "summed_grad", "_norm_sample")  # set on parameters by a pass
 _HOOKS = ("_forward_hooks", "_backward_hooks")
 
@@ -127,7 +135,9 @@ class InputCanaries(StepCanaries):
         if len(numbers):
             before = summed(self._optimizer)
             each = self._backward.add_to_sum(Examples(examples.inputs[numbers], examples.targets[numbers]))
-            _check_independent(summed(self._optimizer) - before, each, before)
+            _check_independent(
+                summed(self._optimizer) - before, each, before, precision(self._optimizer.params)
+            )
         return GradientProjection.of(directions, numbers, each, float(self._optimizer.max_grad_norm))
 
     def _craft(self, canary: InputCanary, num_canaries: int, rng: np.random.Generator) -> Examples:
@@ -153,11 +163,11 @@ def _clipped(parts: list[Tensor], optimizer: DPOptimizer) -> Tensor:
     return torch.cat(clipped, dim=1)
 
 
-def _check_independent(together: Tensor, each: Tensor, batch: Tensor) -> None:
+def _check_independent(together: Tensor, each: Tensor, batch: Tensor, eps: float) -> None:
     """Raise if the contribution of a canary depends on the others: they could not be subtracted then."""
     largest = max(float(each.abs().max()), float(batch.abs().max()))
     off = float((together - each.sum(dim=0)).abs().max())
-    if off > _SUM_TOLERANCE * largest * len(each):
+    if off > max(_SUM_TOLERANCE, _ULPS * eps) * largest * len(each):
         raise InputError(
             f"Expected each example to be clipped separately, but the sum of {len(each)} canaries together "
             f"differs by {off:.3g} from the sum one by one: examples affect each other (check with "
@@ -306,7 +316,7 @@ class UnwrappedModel:
         each: Any = vmap(one, in_dims=(None, 0, 0), randomness="different", chunk_size=_GRADIENT_CHUNK)
         with self.without_hooks(), torch.random.fork_rng(devices=[]):
             found = each(parameters, examples.inputs, examples.targets)
-        return [found[name].flatten(1) for name in self._names]
+        return [at_least_single(found[name].flatten(1)) for name in self._names]
 
 
 def _parameter_names(module: nn.Module, optimizer: DPOptimizer) -> list[str]:

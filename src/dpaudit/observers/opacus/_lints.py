@@ -169,11 +169,21 @@ class LintCheck:
 
     def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
         """Return the findings about the steps so far, given the claimed numbers."""
+        return self.frozen(sample_rate).results(noise_multiplier=noise_multiplier, sample_rate=sample_rate)
+
+    def claim_results(self, claim: Claim) -> CheckResults:
+        """Compare the number of steps and the number of examples with the claim; see ``ClaimCheck``."""
+        num_examples = self._with_loader().num_examples
+        return FrozenLints(num_accounted=self._num_accounted(), num_examples=num_examples).claim_results(
+            claim
+        )
+
+    def frozen(self, sample_rate: float | None) -> FrozenLints:
+        """Return the lints of the steps so far as they are now; see ``LiveCheck``."""
         if not self._noises:
-            return CheckResults()
-        training = replace(self._training, loader=self._training.loader or self._loader())
+            return FrozenLints()
+        training = self._with_loader()
         found = [
-            *_noise_lints(list(self._noises), noise_multiplier),
             *_noise_adjustment_lints(training.optimizer),
             *self._clipping.values(),
             *rate_lints(training, sample_rate),
@@ -183,37 +193,25 @@ class LintCheck:
             *self._outside_lints(),
             *_seed_lints(training, is_audit=True),
         ]
-        findings, notes = _split(found)
-        return CheckResults(certain=findings, notes=notes, not_covered=tuple(_not_covered(training)))
+        return FrozenLints(
+            noises=tuple(self._noises),
+            others=tuple(found),
+            not_covered=tuple(_not_covered(training)),
+            num_accounted=self._num_accounted(),
+            num_examples=training.num_examples,
+        )
 
-    def claim_results(self, claim: Claim) -> CheckResults:
-        """Compare the number of steps and the number of examples with the claim; see ``ClaimCheck``."""
-        findings, notes = _split([*self._claimed_steps_lints(claim), *self._delta_lints(claim)])
-        return CheckResults(certain=findings, notes=notes)
+    def _with_loader(self) -> PreparedTraining:
+        return replace(self._training, loader=self._training.loader or self._loader())
 
-    def _claimed_steps_lints(self, claim: Claim) -> Iterator[Finding]:
-        """Compare a given number of steps with those that were added to the accountant by now."""
-        given = [part.value for part in claim.parts if part.name == "num_steps" and part.source == GIVEN]
+    def _num_accounted(self) -> int | None:
+        """Return the number of steps that were added to the accountant since the first one, if known."""
         accounting = attached_accounting(self._training.optimizer)
         if accounting is None or accounting.accountant is not self._accountant or self._is_replaced:
-            return
+            return None
         total = sum(accounting.counts().values()) - sum(self._before.values())
         # steps of later observers, which have a claim of their own
-        total -= self._all[_STEPS] - self._num_earlier - sum(self._noises.values())
-        if given and total > given[0]:
-            sentence = (
-                f"The accountant has {total} steps since the first observed one, but the claim is about "
-                f"{given[0]:g} steps."
-            )
-            yield replace(Finding.certain("accountant-steps", sentence), cause=_LONGER)
-
-    def _delta_lints(self, claim: Claim) -> Iterator[str]:
-        count = replace(self._training, loader=self._training.loader or self._loader()).num_examples
-        if count and claim.delta >= 1 / count:
-            yield (
-                f"The claimed delta of {claim.delta:g} is not below 1/{count:,}, one over the number of "
-                "examples: such a claim allows publishing an example."
-            )
+        return total - (self._all[_STEPS] - self._num_earlier - sum(self._noises.values()))
 
     def _accounted_lints(self) -> Iterator[_Lint]:
         """Compare the steps that ran with those that were added to the accountant meanwhile."""
@@ -257,6 +255,47 @@ class LintCheck:
             yield (
                 f"{name_list('Parameter', changed)} changed, but not by the private optimizer: if private "
                 "data is used for that, the change has neither clipping nor noise."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenLints:
+    """The lints of a run, without its objects; ``others`` were found at the sample rate that was claimed."""
+
+    noises: tuple[float, ...] = ()
+    others: tuple[_Lint, ...] = ()
+    not_covered: tuple[str, ...] = ()
+    num_accounted: int | None = None
+    num_examples: int | None = None
+
+    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
+        """Return the findings about all steps; see ``RunCheck``."""
+        del sample_rate
+        noise_lints = _noise_lints(self.noises, noise_multiplier) if self.noises else ()
+        findings, notes = _split([*noise_lints, *self.others])
+        return CheckResults(certain=findings, notes=notes, not_covered=self.not_covered)
+
+    def claim_results(self, claim: Claim) -> CheckResults:
+        """Compare the number of steps and the number of examples with the claim; see ``ClaimCheck``."""
+        findings, notes = _split([*self._claimed_steps_lints(claim), *self._delta_lints(claim)])
+        return CheckResults(certain=findings, notes=notes)
+
+    def _claimed_steps_lints(self, claim: Claim) -> Iterator[Finding]:
+        """Compare a given number of steps with those that were added to the accountant by now."""
+        given = [part.value for part in claim.parts if part.name == "num_steps" and part.source == GIVEN]
+        if given and self.num_accounted is not None and self.num_accounted > given[0]:
+            sentence = (
+                f"The accountant has {self.num_accounted} steps since the first observed one, but the claim "
+                f"is about {given[0]:g} steps."
+            )
+            yield replace(Finding.certain("accountant-steps", sentence), cause=_LONGER)
+
+    def _delta_lints(self, claim: Claim) -> Iterator[str]:
+        count = self.num_examples
+        if count and claim.delta >= 1 / count:
+            yield (
+                f"The claimed delta of {claim.delta:g} is not below 1/{count:,}, one over the number of "
+                "examples: such a claim allows publishing an example."
             )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from opacus.grad_sample.gsm_base import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -31,7 +30,7 @@ from dpaudit.canaries import (
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.opacus._batches import LoaderBatches
-from dpaudit.observers.opacus._clipping import OpacusClip, clip_for
+from dpaudit.observers.opacus._clipping import OpacusClip, clip_for, precision
 from dpaudit.observers.opacus._gradient_canaries import (
     GradientCanaries,
     check_norm_share,
@@ -50,14 +49,13 @@ from dpaudit.observers.opacus._input_canaries import (
     check_held_out,
 )
 from dpaudit.observers.opacus._lints import LintCheck
-from dpaudit.observers.opacus._observer import (
-    OpacusObserver,
+from dpaudit.observers.opacus._observer import OpacusObserver, Ranks, check_unobserved
+from dpaudit.observers.opacus._prepared import (
     OpacusParamsReader,
-    Ranks,
+    PreparedTraining,
     accounted_rate,
-    check_unobserved,
+    unwrapped,
 )
-from dpaudit.observers.opacus._prepared import PreparedTraining, unwrapped
 from dpaudit.observers.opacus._sampling import CoinMembership, SampledMembership
 from dpaudit.observers.opacus._sums import SumObserver
 from dpaudit.recording import (
@@ -121,7 +119,8 @@ def observe(
     differ from those without the audit, because canaries consume random numbers of the sampler. By default
     there are half as many canaries as the model has parameters, but at most 8,192.
     """
-    optimizer = unwrapped(optimizer)
+    optimizer, sampling = unwrapped(optimizer), _validate.flag("sampling", sampling)
+    _check_parts(loader, module)
     clip, ranks = clip_for(optimizer, module), Ranks(optimizer, sampling=sampling)
     check_unobserved(optimizer)
     _check_canary(canary, held_out, criterion, sampling=sampling, ranks=ranks)
@@ -138,7 +137,7 @@ def observe(
         "loader": loader,
         "ranks": ranks,
         "sums": sums,
-        "checks": [lints, sums.record, sums.batches, sums.norms],
+        "checks": [lints, sums.record, sums.batches, sums.norms, batches],
         "given": DPSGDParams(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         ),
@@ -166,6 +165,19 @@ def observe(
     observer.recorder.noise.names = _parameter_names(optimizer, owner)
     with observer.installed():
         yield observer.recorder
+
+
+def _check_parts(loader: Any, module: Any) -> None:
+    """Raise if a loader or a module is something else."""
+    if loader is not None and not (hasattr(loader, "batch_sampler") or hasattr(loader, "sample_rate")):
+        raise InputError(
+            "Expected loader=..., the loader that make_private returned, which has a sampler, got a "
+            f"{type(loader).__name__}: leave it out, and the loader of the loop is found."
+        )
+    if module is not None and not (hasattr(module, "named_parameters") or hasattr(module, "_module")):
+        raise InputError(
+            f"Expected module=..., the model that make_private returned, got a {type(module).__name__}."
+        )
 
 
 def _parameter_names(optimizer: DPOptimizer, module: Any) -> list[str]:
@@ -221,7 +233,7 @@ def _setup_gradients(
     else:
         membership = CoinMembership(draws)
         params = OpacusParamsReader(optimizer, loader if given.sample_rate is None else None)
-        eps = float(torch.finfo(optimizer.params[0].dtype).eps)
+        eps = precision(optimizer.params)
         observed = ObservedCanaries(canary, canaries.directions, lambda: layout, lambda: eps, share)
         options |= {"canaries": observed, "num_canaries": num_canaries}
         recorder = Recorder(claim=ReadClaim(params, given), **options)

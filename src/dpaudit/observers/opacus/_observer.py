@@ -8,12 +8,13 @@
   sees only the release, such as a limit of its norm, is undone before (:class:`PostProcessing`).
 - Subtraction: the same hook subtracts the canaries from ``p.grad``, so that the update is unchanged.
 
-:class:`Ranks` determines which process inserts, :class:`OpacusParamsReader` reads the claimed parameters.
+:class:`Ranks` determines which process inserts.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,23 +24,30 @@ import numpy as np
 import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, distributed
-from torch.utils.data import BatchSampler
 
 from dpaudit._torch import largest_absolute
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
-from dpaudit.observers.opacus._clipping import SampledWeights, TrainedParameters, flat, split_like, summed
+from dpaudit.observers.opacus._clipping import (
+    SampledWeights,
+    TrainedParameters,
+    flat,
+    precision,
+    split_like,
+    summed,
+)
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 from dpaudit.observers.opacus._lints import LintCheck
-from dpaudit.observers.opacus._prepared import attached_accounting
+from dpaudit.observers.opacus._prepared import OpacusParamsReader, updating_optimizer
 from dpaudit.observers.opacus._sampling import Membership
 from dpaudit.observers.opacus._sums import SumObserver
-from dpaudit.recording import CoordinateSample, DPSGDParams, Recorder, WholeRunRecorder
+from dpaudit.recording import CoordinateSample, Recorder, WholeRunRecorder
 
 _MAX_COORDINATES = 2**20  # whose largest noise is logged
 _ROUNDING = 1e-5  # relative difference of two releases that are the same up to rounding
 _SAME = 1e-4  # relative difference of two steps' factors or limits
+_OVERFLOW = ", or a norm overflows, as in half precision, for canaries of 1e6 clipping norms"
 _FACTOR, _NORM, _VALUE = "factor", "norm", "value"
 
 Update = Callable[[Tensor], Tensor]
@@ -85,6 +93,8 @@ class OpacusObserver:
         self._indices = torch.as_tensor(self._coordinates.indices, device=optimizer.params[0].device)
         self._weights = SampledWeights(optimizer.params, self._coordinates.indices)
         self._step: _Step | None = None
+        self._update_depth = 0  # of calls of step() inside each other
+        self._is_over = False  # after a step that was not finite
         self._post_processing = PostProcessing()
 
     @contextmanager
@@ -94,14 +104,19 @@ class OpacusObserver:
         with ExitStack() as undo:
             undo.enter_context(replaced(self._optimizer, "add_noise", self._insert_and_add_noise))
             undo.callback(self._end_step)
-            inside = self._optimizer.original_optimizer
+            inside = updating_optimizer(self._optimizer)
             undo.callback(inside.register_step_pre_hook(self._before_update).remove)
+            undo.callback(inside.register_step_post_hook(self._after_update).remove)
             undo.enter_context(self._membership.installed())
             undo.enter_context(self._sums.installed())
             yield
 
     def _insert_and_add_noise(self) -> None:
         """Replace ``add_noise``, which the optimizer calls once for the sum of a step."""
+        if self._is_over:
+            self._add_noise()
+            return
+        self._update_depth = 0  # also after an update that raised an error
         self._trained.require_same(self.recorder.num_done)
         parameters = self._optimizer.params
         sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
@@ -135,24 +150,48 @@ class OpacusObserver:
 
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
-        """Read the release that the wrapped optimizer is about to use, and subtract the canaries from it."""
-        step = self._end_step()
+        """Read the release that the wrapped optimizer is about to use, and subtract the canaries from it.
+
+        Hooks run once more if ``step()`` of a class calls that of its base class: the same update.
+        """
+        step, self._update_depth = self._end_step(), self._update_depth + 1
+        if step is None and (self._update_depth > 1 or self._is_over):
+            return
         if step is None:
             raise InputError(
                 "Expected the optimizer to add noise before each update, but it did not call add_noise()."
             )
-        self._params.note_step(step.noise_multiplier)
-        self._lints.note_step(step.noise_multiplier)
         divisor = self._divisor()
         final = flat([parameter.grad for parameter in self._optimizer.params])
         released, processed = self._post_processing.before(final, divisor)
         scores = step.projection.project(released) * divisor - self._ranks.sum(step.known)
-        self._keep_noise(released, divisor, step)
         inserted = self._ranks.inserted(step.inserted) / divisor
         surplus = inserted if released is final else final - processed(released - inserted)
         for parameter, part in split_like(surplus, self._optimizer.params):
             parameter.grad = parameter.grad - part.to(parameter.grad.dtype)
-        self._record(scores.double().cpu().numpy(), step)
+        values = scores.double().cpu().numpy()
+        # a number that is not finite makes a sum of all numbers not finite
+        if not (np.isfinite(values).all() and math.isfinite(float(released.sum()))):
+            self._end_recording()
+            return
+        self._params.note_step(step.noise_multiplier)
+        self._lints.note_step(step.noise_multiplier)
+        self._keep_noise(released, divisor, step)
+        self._record(values, step)
+
+    def _end_recording(self) -> None:
+        """Record no further step: the training run may continue, but its gradients reveal nothing more."""
+        index, self._is_over = self.recorder.num_done, True
+        self._sums.stop()
+        gap = (
+            f"steps from step {index} on are not audited: its gradients are not finite, so the training run "
+            f"diverged{_OVERFLOW if index == 0 else ''}"
+        )
+        self.recorder.not_covered += (gap,)
+        warnings.warn(f"The audit ends: {gap}.", stacklevel=2)
+
+    def _after_update(self, *_: Any) -> None:
+        self._update_depth -= 1
 
     def _record(self, scores: FloatArray, step: _Step) -> None:
         lengths = step.projection.lengths
@@ -163,6 +202,8 @@ class OpacusObserver:
             self.recorder.record(scores, step.present, lengths=lengths)
 
     def _keep_noise(self, released: Tensor, divisor: float, step: _Step) -> None:
+        if not self.recorder.noise.is_kept:
+            return
         own = self._sums.record.last
         both = torch.stack([one.index_select(0, self._indices) for one in (step.total, step.inserted)])
         known, inserted = self._ranks.sum(both).double().cpu().numpy()
@@ -173,7 +214,7 @@ class OpacusObserver:
             examples=known - inserted,
             weights=self._weights.read(),
             norm=step.noise_norm,
-            eps=torch.finfo(both.dtype).eps,
+            eps=precision(step.sums),
             divisor=divisor,
             batch_size=None if own is None else float(own.rows),
             longest=None if own is None else own.longest,
@@ -377,73 +418,3 @@ class Ranks:
         shared = local if self.inserts else torch.empty_like(local)
         distributed.broadcast(shared, src=self._last)
         return shared
-
-
-class OpacusParamsReader:
-    """A reader of the parameters that the optimizer claims; ``note_step`` must be called in every step."""
-
-    def __init__(self, optimizer: DPOptimizer, loader: Any) -> None:
-        self._optimizer = optimizer
-        self._rate = None if loader is None else loader_rate(loader)
-        if loader is not None and self._rate is None and accounted_rate(optimizer) is None:
-            raise InputError(
-                "Expected the loader that make_private returned, which has a sample rate, got a "
-                f"{type(loader).__name__} without one: pass sample_rate=... instead."
-            )
-        self._noises: dict[float, None] = {}  # in order of appearance
-
-    def note_step(self, noise_multiplier: float) -> None:
-        """Note the noise multiplier of this step."""
-        self._noises[noise_multiplier] = None
-
-    def __call__(self) -> DPSGDParams:
-        noises = tuple(self._noises) or (float(self._optimizer.noise_multiplier),)
-        rate = self._rate if self._rate is not None else accounted_rate(self._optimizer)
-        origins = {
-            "noise_multiplier": "the optimizer",
-            "sample_rate": "the accountant" if self._rate is None else "the loader",
-        }
-        if len(noises) > 1:  # steps differ, so the claimed noise multiplier must be given
-            return DPSGDParams(sample_rate=rate, noises=noises, origins=origins)
-        return DPSGDParams(noise_multiplier=noises[0], sample_rate=rate, origins=origins)
-
-
-def loader_rate(loader: Any) -> float | None:
-    """Return the sample rate of the loader that ``make_private`` or ``BatchMemoryManager`` returned.
-
-    A loader with a sampler of its own has none; a single batch of all examples has rate 1.
-    """
-    owner, has_one_size = loader, False
-    for name in ("batch_sampler", "sampler", "sampler"):  # a sampler may be inside one that splits batches
-        rate = getattr(owner, "sample_rate", None)
-        if rate is not None:
-            return float(rate)
-        owner = getattr(owner, name, None)
-        has_one_size = has_one_size or isinstance(owner, BatchSampler)
-    if has_one_size and not _is_one_batch(loader):
-        raise InputError(
-            "Expected a loader with Poisson sampling, which the claim assumes, got a "
-            f"{type(loader).__name__} with batches of one size: create it by make_private with "
-            "poisson_sampling=True."
-        )
-    return 1.0 if has_one_size else None
-
-
-def _is_one_batch(loader: Any) -> bool:
-    """Return whether all examples of the data set are in one batch."""
-    size = getattr(loader, "batch_size", None)
-    try:
-        return size is not None and size >= len(loader.dataset)
-    except TypeError:  # a data set that is only iterated
-        return False
-
-
-def accounted_rate(optimizer: DPOptimizer) -> float | None:
-    """Return the sample rate of the accountant, if its hook is attached to the optimizer."""
-    accounting = attached_accounting(optimizer)
-    if accounting is None:
-        return None
-    rates = {rate for _, rate in accounting.counts()}
-    if len(rates) > 1:
-        return None
-    return float(rates.pop()) if rates else accounting.sample_rate

@@ -23,9 +23,10 @@ from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from dpaudit.errors import InputError
+from dpaudit.recording import DPSGDParams
 
 _WRAPPED_AS = ("_optimizer", "optimizer")  # by Lightning, by Accelerate
 _MAX_DEPTH = 4  # of wrappers, and of functions around the hook of an accountant
@@ -49,6 +50,17 @@ def unwrapped(optimizer: Any) -> Any:
             "Expected the optimizer that PrivacyEngine.make_private returned, got "
             f"{' around '.join(kinds)}, which is not private."
         )
+    return inner
+
+
+def updating_optimizer(optimizer: DPOptimizer) -> Any:
+    """Return the optimizer that changes the weights and has hooks, inside wrappers that have none.
+
+    ``make_private`` may be called with the wrapper of Accelerate.
+    """
+    inner = optimizer.original_optimizer
+    while not hasattr(inner, "_optimizer_step_pre_hooks") and (found := _wrapped(inner)) is not None:
+        inner = found
     return inner
 
 
@@ -106,6 +118,76 @@ def _accountings(hook: Any, depth: int) -> Iterator[Accounting]:
             yield Accounting(value.accountant, None)
     for value in known.values():
         yield from _accountings(value, depth - 1)
+
+
+class OpacusParamsReader:
+    """A reader of the parameters that the optimizer claims; ``note_step`` must be called in every step."""
+
+    def __init__(self, optimizer: DPOptimizer, loader: Any) -> None:
+        self._optimizer = optimizer
+        self._rate = None if loader is None else loader_rate(loader)
+        if loader is not None and self._rate is None and accounted_rate(optimizer) is None:
+            raise InputError(
+                "Expected the loader that make_private returned, which has a sample rate, got a "
+                f"{type(loader).__name__} without one: pass sample_rate=... instead."
+            )
+        self._noises: dict[float, None] = {}  # in order of appearance
+
+    def note_step(self, noise_multiplier: float) -> None:
+        """Note the noise multiplier of this step."""
+        self._noises[noise_multiplier] = None
+
+    def __call__(self) -> DPSGDParams:
+        noises = tuple(self._noises) or (float(self._optimizer.noise_multiplier),)
+        rate = self._rate if self._rate is not None else accounted_rate(self._optimizer)
+        origins = {
+            "noise_multiplier": "the optimizer",
+            "sample_rate": "the accountant" if self._rate is None else "the loader",
+        }
+        if len(noises) > 1:  # steps differ, so the claimed noise multiplier must be given
+            return DPSGDParams(sample_rate=rate, noises=noises, origins=origins)
+        return DPSGDParams(noise_multiplier=noises[0], sample_rate=rate, origins=origins)
+
+
+def loader_rate(loader: Any) -> float | None:
+    """Return the sample rate of the loader that ``make_private`` or ``BatchMemoryManager`` returned.
+
+    A loader with a sampler of its own has none; a single batch of all examples has rate 1.
+    """
+    owner, has_one_size = loader, False
+    for name in ("batch_sampler", "sampler", "sampler"):  # a sampler may be inside one that splits batches
+        rate = getattr(owner, "sample_rate", None)
+        if rate is not None:
+            return float(rate)
+        owner = getattr(owner, name, None)
+        has_one_size = has_one_size or isinstance(owner, BatchSampler)
+    if has_one_size and not _is_one_batch(loader):
+        raise InputError(
+            "Expected a loader with Poisson sampling, which the claim assumes, got a "
+            f"{type(loader).__name__} with batches of one size: create it by make_private with "
+            "poisson_sampling=True."
+        )
+    return 1.0 if has_one_size else None
+
+
+def _is_one_batch(loader: Any) -> bool:
+    """Return whether all examples of the data set are in one batch."""
+    size = getattr(loader, "batch_size", None)
+    try:
+        return size is not None and size >= len(loader.dataset)
+    except TypeError:  # a data set that is only iterated
+        return False
+
+
+def accounted_rate(optimizer: DPOptimizer) -> float | None:
+    """Return the sample rate of the accountant, if its hook is attached to the optimizer."""
+    accounting = attached_accounting(optimizer)
+    if accounting is None:
+        return None
+    rates = {rate for _, rate in accounting.counts()}
+    if len(rates) > 1:
+        return None
+    return float(rates.pop()) if rates else accounting.sample_rate
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

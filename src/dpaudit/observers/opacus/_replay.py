@@ -33,7 +33,7 @@ from dpaudit.observers._replay_result import (
 )
 from dpaudit.observers.opacus._clipping import GhostClip, clip_for, flat, split_like
 from dpaudit.observers.opacus._observer import check_unobserved
-from dpaudit.observers.opacus._prepared import unwrapped
+from dpaudit.observers.opacus._prepared import unwrapped, updating_optimizer
 from dpaudit.observers.opacus._snapshot import (
     TorchSnapshot,
     digest,
@@ -169,7 +169,7 @@ class _OpacusStep(ReplayedStep):
                 undo.enter_context(replaced(self._model, "get_clipping_coef", run.get_clipping_coef))
             else:
                 undo.enter_context(replaced(optimizer, "clip_and_accumulate", run.clip_and_accumulate))
-            hook = optimizer.original_optimizer.register_step_pre_hook(run.before_update)
+            hook = updating_optimizer(optimizer).register_step_pre_hook(run.before_update)
             undo.callback(hook.remove)
             try:
                 self._step(batch)

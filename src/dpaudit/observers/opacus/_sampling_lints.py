@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from opacus.accountants import GaussianAccountant
-from torch.utils.data import BatchSampler, ConcatDataset, Subset
+from torch.utils.data import BatchSampler, ConcatDataset, IterableDataset, Subset
 
 from dpaudit._types import IntArray
 from dpaudit.diagnostics import Finding
@@ -133,9 +133,12 @@ def rate_lints(training: PreparedTraining, claimed: float | None) -> Iterator[Fi
 
 def _fixed_batch_lints(training: PreparedTraining, rate: float | None) -> Iterator[Finding | str]:
     """Check a loader without Poisson sampling; one batch of all examples needs none."""
-    if type(training.sampler) is not BatchSampler or len(training.sampler) <= 1 or (rate or 0.0) >= 1:
+    sampler = training.sampler
+    if type(sampler) is not BatchSampler or _is_single_batch(sampler) or (rate or 0.0) >= 1:
         return
-    fact = f"The loader has batches of {training.sampler.batch_size} from a {_sampler_name(training.sampler)}"
+    is_iterated = isinstance(training.loader.dataset, IterableDataset)  # whose sampler has no indices
+    whence = "an IterableDataset, in its own order" if is_iterated else f"a {_sampler_name(sampler)}"
+    fact = f"The loader has batches of {sampler.batch_size} from {whence}"
     accounting = attached_accounting(training.optimizer)
     if accounting is not None and isinstance(accounting.accountant, GaussianAccountant):
         yield f"{fact}: call get_epsilon(poisson=False), which is for batches of one size."
@@ -144,6 +147,13 @@ def _fixed_batch_lints(training: PreparedTraining, rate: float | None) -> Iterat
         yield Finding.certain("batch-sampler", sentence)
     else:
         yield f"{fact}: a claim that assumes Poisson sampling does not apply."
+
+
+def _is_single_batch(sampler: BatchSampler) -> bool:
+    try:
+        return len(sampler) <= 1
+    except TypeError:  # it draws from a data set that is only iterated
+        return False
 
 
 def _sampler_name(sampler: Any) -> str:

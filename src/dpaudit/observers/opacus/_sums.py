@@ -23,7 +23,7 @@ from dpaudit._types import FloatArray
 from dpaudit.diagnostics import CheckResults, Finding
 from dpaudit.diagnostics._sum_checks import StepSum, SumRecord
 from dpaudit.observers.opacus._batches import LoaderBatches
-from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, TrainedParameters, wrapped
+from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, TrainedParameters, precision, wrapped
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
@@ -51,8 +51,7 @@ class SumObserver:
         self.record, self.batches, self.norms = SumRecord(), loader.record, ClippingNorms(optimizer)
         self._trained = TrainedParameters(optimizer)
         self._num_parameters = sum(parameter.numel() for parameter in optimizer.params)
-        self._is_paused, self._was_reset = False, False
-        self._counts_nonzero = False
+        self._is_paused = self._was_reset = self._counts_nonzero = False
         self._norm_sample: Tensor | None = None  # of the latest pass, with ghost clipping
         self._coefficients: Tensor | None = None  # of the same pass
         self._gradients = _PassGradients(optimizer)  # of the same pass
@@ -87,6 +86,10 @@ class SumObserver:
             yield
         finally:
             self._is_paused = False
+
+    def stop(self) -> None:
+        """Ignore all further steps."""
+        self._is_paused = True
 
     def _noting_sum(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def add(*arguments: Any, **options: Any) -> Any:
@@ -263,7 +266,7 @@ class SumObserver:
         if layers is not None and self._rows:
             limits = np.array([*map(float, layers), norm]) * self._rows
             excess = float((np.array([*norms, step.norm]) / limits).max())
-        self.record.observe(step, excess=excess, eps=float(torch.finfo(sums[0].dtype).eps))
+        self.record.observe(step, excess=excess, eps=precision(sums))
         self._end_step()
         return step
 
