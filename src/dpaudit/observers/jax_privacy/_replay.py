@@ -6,7 +6,6 @@ The gradient function and the privatizer are passed to the step, which makes the
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +29,7 @@ from dpaudit.observers._replay_result import (
     scale_between,
     unmatched_rows,
 )
-from dpaudit.observers.jax_privacy._clipping import JaxClip, bounded_callable, require_unmarked
+from dpaudit.observers.jax_privacy._clipping import JaxClip, bounded_callable, require_unmarked, with_function
 
 _NUM_PROJECTIONS = 3
 _ACCELERATOR_EPS = 2.0**-8  # of products in bfloat16
@@ -158,7 +157,7 @@ class _JaxRun:
         self._gradients, self._own_privatizer = gradients, privatizer
         self._bound, self._first = bound, first
         self._pending: list[tuple[NumberArray, FloatArray]] = []  # sums and rows since the last release
-        self.grad_fn = dataclasses.replace(gradients.bounded, fun=self._gradient)
+        self.grad_fn = with_function(gradients.bounded, self._gradient)
         self.privatizer = optax.GradientTransformation(privatizer.init, self._update)
 
     def _gradient(self, *args: Any, **options: Any) -> Any:
