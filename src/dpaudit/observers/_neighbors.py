@@ -130,7 +130,7 @@ def exchanged(batch: Any) -> Any:
     row = batch_size(batch) - 2
     for leaf in filter(_is_label, leaves(batch)):
         values = np.asarray(as_numpy(leaf))
-        row = max(np.flatnonzero(values[1:] != values[:-1]), default=row)
+        row = max(np.flatnonzero(values[1:] != values[:-1]).tolist(), default=row)
     swapped = _with_row(batch, row, _rows(batch, row + 1))
     return _with_row(swapped, row + 1, _rows(batch, row))
 

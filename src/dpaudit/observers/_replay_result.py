@@ -110,7 +110,7 @@ def unmatched_rows(before: FloatArray, after: FloatArray, eps: float = 0.0) -> t
     floor = _FLOOR * float(np.abs(before[:, 0]).max(initial=0.0))
     limits = (ROUNDING + UNITS * eps) * np.abs(before[:, None, :1]) + floor
     with np.errstate(invalid="ignore"):
-        is_same = (np.abs(after[None] - before[:, None]) <= limits).all(axis=2)
+        is_same: Any = (np.abs(after[None] - before[:, None]) <= limits).all(axis=2)
     pairs = sparse.csgraph.maximum_bipartite_matching(sparse.csr_array(is_same))
     is_lost, is_new = np.ones(len(before), np.bool_), np.asarray(pairs) < 0
     is_lost[pairs[pairs >= 0]] = False

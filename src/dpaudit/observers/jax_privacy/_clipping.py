@@ -252,7 +252,7 @@ def bounded_callable(grad_fn: Any) -> BoundedSensitivityCallable:
 
 
 def function_of(bounded: Any) -> Any:
-    """Return the function inside of the callable."""
+    """Return the function inside the callable."""
     return getattr(bounded, _function_name(bounded))
 
 

@@ -72,6 +72,7 @@ from dpaudit.recording import (
     WholeRunRecorder,
 )
 from dpaudit.recording._claim_source import CLAIM_PARTS
+from dpaudit.recording._signal_and_noise import RunCheck
 
 _NUM_INPUTS = 16  # canaries if no number is given
 _MIXTURE = Mixture()
@@ -139,7 +140,8 @@ def observe(
     is_sure = module is not None or isinstance(owner, AbstractGradSampleModule)  # not another with its layers
     prepared = PreparedTraining(optimizer=optimizer, module=owner if is_sure else None, loader=loader)
     lints = LintCheck(prepared, lambda: batches.loader)
-    checks, others = [lints, sums.record, sums.batches, sums.norms], _OtherRanks(ranks.world_size)
+    checks: list[RunCheck] = [lints, sums.record, sums.batches, sums.norms]
+    others = _OtherRanks(ranks.world_size)
     shared: dict[str, Any] = {
         "lints": lints,
         "loader": loader,
