@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +11,19 @@ import numpy as np
 import optax
 import pytest
 from jax_privacy import batch_selection, clipped_grad, clipping, matrix_factorization, noise_addition
-from jax_privacy.experimental import execution_plan
 from jax_runs import DELTA, FAULTS, INPUTS, POISSON, RATE, TARGETS, loop, loss, private, start, train, whole
 from score_noise import require_normal
 from statistical_limits import least_caught, most_flagged, room
 
 import dpaudit
-from dpaudit.observers.jax_privacy import observe
+from dpaudit.observers.jax_privacy import _clipping, _observer, observe, replay
+from dpaudit.observers.jax_privacy._clipping import with_function
 from dpaudit.observers.jax_privacy._host import PendingSum, SumScale
+
+try:
+    from jax_privacy import execution_plan
+except ImportError:  # before version 2.1
+    from jax_privacy.experimental import execution_plan
 
 VIOLATION = dpaudit.Verdict.VIOLATION
 NOISE = 0.8563  # of 300 steps at the sample rate below, for epsilon = 8
@@ -86,7 +92,7 @@ def scaled_by(factor):
 def test_a_clipping_function_or_a_privatizer_that_was_wrapped_is_seen():
     grad_fn, privatizer = private(noise_multiplier=NOISE)
     usual = {"noise_multiplier": NOISE, "sample_rate": RATE, "num_steps": 300, "delta": DELTA, "seed": 0}
-    twice = dataclasses.replace(grad_fn, fun=lambda *args, **options: twofold(grad_fn(*args, **options)))
+    twice = with_function(grad_fn, lambda *args, **options: twofold(grad_fn(*args, **options)))
     *made, recorder = observe(twice, privatizer, **usual)
     loop(*made)(60)
     assert recorder.audit().verdict is VIOLATION
@@ -278,7 +284,7 @@ def test_the_factor_of_a_sum_is_one_for_the_whole_training():
 
 def test_a_gradient_function_that_adds_something_of_its_own_is_refused():
     grad_fn, privatizer = private()
-    wrapped = dataclasses.replace(grad_fn, fun=lambda *args: with_regulariser(grad_fn(*args)))
+    wrapped = with_function(grad_fn, lambda *args, **_: with_regulariser(grad_fn(*args)))
     observed, *_ = observe(wrapped, privatizer)
     with pytest.raises(jax.errors.JaxRuntimeError, match="got one that also adds other terms"):
         jax.block_until_ready(jax.jit(observed)(start(), BATCH))
@@ -293,7 +299,7 @@ def test_a_gradient_that_is_not_finite_is_refused():
 def test_what_is_observed_already_is_refused():
     grad_fn, privatizer, _ = observe(*private())
     plain = private()
-    wrapped = dataclasses.replace(plain[0], fun=lambda *args: twofold(grad_fn(*args)))
+    wrapped = with_function(plain[0], lambda *args: twofold(grad_fn(*args)))
     for again in (grad_fn, jax.jit(grad_fn), wrapped):
         with pytest.raises(dpaudit.InputError, match="Expected a gradient function that is not yet observed"):
             observe(again, plain[1])
@@ -388,10 +394,12 @@ def test_the_claim_is_that_of_the_privatizer_and_of_the_sampling():
 
 
 def test_an_execution_plan_of_one_band_is_read():
-    config = execution_plan.BandMFExecutionPlanConfig(
-        iterations=20, strategy=np.ones(1), epsilon=None, delta=None, noise_multiplier=0.9, sampling_prob=0.1
-    )
-    plan = config.plan
+    usual = {"iterations": 20, "strategy": np.ones(1), "noise_multiplier": 0.9}
+    if hasattr(execution_plan, "BandMFConfig"):
+        plan = execution_plan.BandMFConfig(expected_participations=2.0, **usual).make()
+    else:
+        none = {"epsilon": None, "delta": None}
+        plan = execution_plan.BandMFExecutionPlanConfig(sampling_prob=0.1, **none, **usual).plan
     *_, recorder = observe(
         plan.clipped_grad(loss),
         plan.noise_addition_transform,
@@ -400,6 +408,37 @@ def test_an_execution_plan_of_one_band_is_read():
         delta=DELTA,
     )
     assert "noise multiplier 0.9, sample rate 0.1, 20 steps" in recorder.claim.summary
+
+
+@dataclasses.dataclass(frozen=True)
+class RenamedCallable:
+    """The function that states its sensitivity, as in version 2.3 of JAX Privacy."""
+
+    bounded_sensitivity_fun: Any
+    l2_norm_bound: float
+    has_aux: bool
+
+    def __call__(self, *args, is_padding_example=None, **options):
+        return self.bounded_sensitivity_fun(*args, is_padding_example=is_padding_example, **options)
+
+    def sensitivity(self):
+        return self.l2_norm_bound
+
+
+def test_gradient_functions_of_a_newer_version_are_observed_and_replayed(monkeypatch):
+    for module in (clipping, _clipping, _observer):
+        monkeypatch.setattr(module, "BoundedSensitivityCallable", RenamedCallable)
+    grad_fn, privatizer = private(noise_multiplier=0.7)
+    *made, recorder = observe(grad_fn, privatizer, sampling=POISSON, delta=DELTA)
+    loop(*made)(25)
+    require_normal(recorder.observations, noise=0.7)
+
+    def step(grad_fn, privatizer, state, batch):
+        noisy, noise_state = privatizer.update(grad_fn(state[0], batch), state[1])
+        return optax.apply_updates(state[0], noisy), noise_state
+
+    state = start(), privatizer.init(start())
+    assert replay(step, state, BATCH, grad_fn=grad_fn, privatizer=privatizer).findings == ()
 
 
 def test_a_callback_may_end_a_training_that_leaks(monkeypatch):

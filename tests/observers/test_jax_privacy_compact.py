@@ -12,7 +12,7 @@ from jax_runs import FAULTS, INPUTS, TARGETS, private, start, train
 import dpaudit
 from dpaudit.canaries import Draws
 from dpaudit.observers.jax_privacy import _observer, observe
-from dpaudit.observers.jax_privacy._clipping import JaxClip
+from dpaudit.observers.jax_privacy._clipping import JaxClip, function_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixed, dpaudit.RandomDirection]
@@ -91,7 +91,7 @@ def test_only_the_code_of_the_library_itself_gets_compact_rows(monkeypatch):
     assert not JaxClip(grad_fn).needs_full_rows
     assert not JaxClip(jax.jit(grad_fn)).needs_full_rows
 
-    @functools.wraps(grad_fn.fun)
+    @functools.wraps(function_of(grad_fn))
     def halved(*args, **options):
         return jax.tree.map(lambda leaf: leaf / 2, grad_fn(*args, **options))
 

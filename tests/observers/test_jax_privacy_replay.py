@@ -86,6 +86,11 @@ def noise_by_size(grad_fn, privatizer, state, batch):
     return optax.apply_updates(params, updates), noise_state, moments
 
 
+def sorted_by_length(grad_fn, privatizer, state, batch):
+    order = np.argsort(np.linalg.norm(batch[0], axis=1))
+    return private_step(grad_fn, privatizer, state, (batch[0][order], batch[1][order]))
+
+
 FAULTS = {
     centered: "coupled-examples",
     two_rows: "rows-per-example",
@@ -106,6 +111,12 @@ def test_a_fault_of_the_step_has_its_name(step, name):
     assert result.likely_causes()
     with pytest.raises(dpaudit.ViolationError, match=name):
         result.raise_for_violation()
+
+
+def test_examples_may_be_sorted_by_their_content():
+    result = replayed(sorted_by_length)
+    assert names(result) == [], str(result)
+    assert not any("number of examples" in text for text in result.not_covered)
 
 
 def test_class_weights_of_the_batch_are_coupled_examples():

@@ -271,6 +271,28 @@ def test_only_the_code_of_opacus_itself_gets_compact_rows(monkeypatch):
     assert PerSampleClip(small_optimizer()).needs_full_rows
 
 
+class Weighting(DPOptimizer):
+    weights = torch.ones(8)  # of the examples of the batch
+
+    def clip_and_accumulate(self):
+        for parameter in self.params:
+            rows = self._get_flat_grad_sample(parameter).flatten(1).clamp(-0.01, 0.01)
+            parameter.summed_grad = (self.weights @ rows).view_as(parameter)
+
+
+def test_own_clipping_with_a_weight_per_example_is_told_which_call_it_cannot_do(private):
+    made = private(noise_multiplier=1.0)
+    inside = made.optimizer.original_optimizer
+    optimizer = Weighting(inside, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=8)
+    inputs, targets = small_data(8)[:]
+    nn.functional.cross_entropy(made.model(inputs), targets).backward()
+    with (
+        pytest.raises(dpaudit.InputError, match="canaries are clipped in a call of their own"),
+        observe(optimizer, sample_rate=0.1, num_steps=10, delta=1e-5),
+    ):
+        optimizer.step()
+
+
 def test_there_are_1024_canaries_or_as_many_as_fit_and_64_if_they_need_full_rows():
     def default(kind, *sizes, norms=None, canary=dpaudit.Dirac()):  # noqa: B008
         inside = torch.optim.SGD([nn.Parameter(torch.zeros(size)) for size in sizes], lr=0.1)

@@ -27,6 +27,7 @@ CASES = {
     "plain": {"observed": False},
     "sum": {"loss_reduction": "sum"},
     "broken": {"broken": True},
+    "doubled": {"num_steps": 30, "doubled_on": 1},
     "sampled": {"num_steps": 60, "sampling": True},
     "ghost": {"num_steps": 60, "grad_sample_mode": "ghost"},
     "ghost plain": {"num_steps": 60, "grad_sample_mode": "ghost", "observed": False},
@@ -77,7 +78,7 @@ def private(rank, *, loss_reduction="mean", max_grad_norm=1.0, **options):
     return Made.of(made, criterion)
 
 
-def train(rank, *, observed=True, broken=False, sampling=False, num_steps=STEPS, **options):
+def train(rank, *, observed=True, broken=False, doubled_on=None, sampling=False, num_steps=STEPS, **options):
     made = private(rank, **options)
     model, optimizer, loader = made.model, made.optimizer, made.loader
     if broken:
@@ -87,7 +88,8 @@ def train(rank, *, observed=True, broken=False, sampling=False, num_steps=STEPS,
         for _ in range(int(num_steps * RATE)):
             for inputs, targets in loader:
                 optimizer.zero_grad()
-                made.criterion(model(inputs), targets).backward()
+                rows = torch.arange(len(inputs)).repeat(2 if rank == doubled_on else 1)
+                made.criterion(model(inputs[rows]), targets[rows]).backward()
                 optimizer.step()
 
     if not observed:
@@ -104,9 +106,10 @@ def train(rank, *, observed=True, broken=False, sampling=False, num_steps=STEPS,
     found |= {"lints": [*report.findings, *report.not_covered, *later], "notes": report.notes}
     if sampling:
         found |= {"joined": recorder._joined, "present": int(recorder.present.sum())}
-    elif num_steps == STEPS and rank == 0:
+    elif (num_steps == STEPS or doubled_on is not None) and rank == 0:  # the other rank never calls audit()
         result = recorder.audit()
         found |= {"verdict": result.verdict.name, "claim": result.claim.summary}
+        found |= {"findings": [str(finding) for finding in result.findings], "gaps": result.not_covered}
     return found, weights(model)
 
 
@@ -182,8 +185,17 @@ def test_noise_that_every_process_adds_before_an_average_is_a_violation(found):
     assert found[0]["broken"][0]["verdict"] == dpaudit.Verdict.VIOLATION.name
 
 
+def test_a_fault_that_only_the_second_rank_sees_is_reported_by_the_first(found):
+    seen = found[0]["doubled"][0]
+    assert seen["verdict"] == dpaudit.Verdict.VIOLATION.name
+    assert any("On rank 1: " in text for text in seen["findings"]), seen["findings"]
+    assert not any("On rank 0: " in text for text in seen["findings"])
+    assert found[0]["observed"][0]["findings"] == []
+    assert not any("other processes" in text for text in seen["gaps"])
+
+
 def test_the_settings_of_every_rank_have_no_finding(found):
-    observed = [case for case, options in RUN.items() if options.get("observed", True)]
+    observed = [case for case, options in RUN.items() if options.get("observed", case != "doubled")]
     for case in observed:
         assert [rank[case][0]["lints"] for rank in found] == [[], []], case
         divides = any("with 399, it divides by 39" in note for note in found[0][case][0]["notes"])

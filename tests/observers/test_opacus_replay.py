@@ -11,7 +11,7 @@ import pytest
 import torch
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
-from opacus_runs import OTHER_KINDS, small_data, small_model
+from opacus_runs import OTHER_KINDS, small_data, small_model, weights
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel
@@ -378,6 +378,15 @@ def padded_by_zero_losses(made, inputs, targets):
     private_step(made, inputs[rows], targets[rows], loss)
 
 
+def by_length(made, inputs, targets):
+    """Sort the examples, as for padding, and give each class a pass of its own."""
+    order = inputs.norm(dim=1).argsort()
+    parts = [order[targets[order] == label] for label in targets.unique()]
+    for index, rows in enumerate(parts):
+        made.optimizer.signal_skip_step(do_skip=index < len(parts) - 1)
+        private_step(made, inputs[rows], targets[rows])
+
+
 def managed(made, inputs, targets):
     loader = DataLoader(TensorDataset(inputs, targets), batch_sampler=[range(len(inputs))])
     with BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=made.optimizer) as parts:
@@ -408,6 +417,79 @@ def test_a_correct_step_has_no_finding(made, step):
     assert result.largest <= 1.001
     assert one.losses == []
     assert one.meter.value == 0.0
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_examples_may_be_sorted_and_split_by_their_content(made, is_random):
+    result = replayed(made(build=dropout_model) if is_random else made(), by_length)
+    assert names(result) == [], str(result)
+    assert any("orders its examples" in text for text in result.not_covered) == is_random
+
+
+def longest_half(made, inputs, targets):
+    order = inputs.norm(dim=1).argsort(descending=True)[: NUM // 2]
+    private_step(made, inputs[order], targets[order])
+
+
+def sorted_and_centered(made, inputs, targets):
+    centered(made, inputs[inputs.norm(dim=1).argsort()], targets)
+
+
+@pytest.mark.parametrize("step", [longest_half, sorted_and_centered])
+def test_examples_that_are_sorted_may_still_be_coupled(made, step):
+    """The longest half is one gradient less and one more, as if an example had been replaced."""
+    assert "coupled-examples" in names(replayed(made(), step))
+
+
+def accepts_by_loss(made, inputs, targets):
+    """Undo a step after which the loss of the batch is larger."""
+    before = [parameter.detach().clone() for parameter in made.optimizer.params]
+    with torch.no_grad():
+        loss = cross_entropy(made.model(inputs), targets)
+    private_step(made, inputs, targets)
+    with torch.no_grad():
+        if cross_entropy(made.model(inputs), targets) > loss:
+            for parameter, value in zip(made.optimizer.params, before, strict=True):
+                parameter.copy_(value)
+
+
+def test_a_step_that_no_single_example_undoes_is_compared_with_other_batches(made):
+    one = made(noise_multiplier=0.01)
+    one.batch = one.batch[0].repeat(4, 1), one.batch[1].repeat(4)
+    result = replayed(one, accepts_by_loss)
+    assert names(result) == ["weights"]
+
+
+def test_noise_is_compared_without_clipping(made, monkeypatch):
+    """Every gradient exceeds a small clipping norm: only a larger one shows what the noise follows."""
+    monkeypatch.setattr(DPOptimizer, "add_noise", std_of_largest)
+    result = replayed(made(max_grad_norm=0.01), private_step)
+    assert names(result) == ["batch-dependent-noise"]
+    assert "if the clipping norm is large" in result.findings[0].sentence
+
+
+# ---- several optimizers ----
+
+
+def two_models(made, inputs, targets):
+    private_step(made, inputs, targets)
+    private_step(made.second, inputs, targets)
+
+
+@pytest.mark.parametrize("kind", ["private", "plain", "unclipped"])
+def test_a_second_optimizer_must_be_private(made, private, kind):
+    one = made()
+    one.second = private(noise_multiplier=1.0, batch_size=10)
+    if kind == "plain":
+        model = small_model()
+        one.second = SimpleNamespace(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    if kind == "unclipped":
+        one.second.optimizer.clip_and_accumulate = unclipped.__get__(one.second.optimizer)
+    before = weights(one.second.model)
+    result = replayed(one, two_models)
+    assert names(result) == {"private": [], "plain": ["other-state"], "unclipped": ["sensitivity"]}[kind]
+    assert any("2 private optimizers" in text for text in result.not_covered) == (kind != "plain")
+    assert torch.equal(before, weights(one.second.model))
 
 
 @pytest.mark.few(4)

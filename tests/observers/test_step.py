@@ -248,10 +248,53 @@ def replay(release, batch=OTHERS, seed=0, **options):
     return replay_step(noisy, batch, neighbours(batch), reseed=reseed, max_grad_norm=NORM, **options)
 
 
-def test_a_sum_of_others_that_is_not_clipped_is_not_taken_for_noise():
+def own_sum(of_rows, seed=0):
+    """A step with correct noise and a sum of its own."""
+    rng = np.random.default_rng(seed)
+    return lambda rows: of_rows(rows).sum(axis=0) + NOISE * NORM * rng.standard_normal(rows.shape[1])
+
+
+def clipped_to(norm):
+    return lambda rows: rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True) / norm)
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "cause"),
+    [
+        (lambda rows: rows, "gradients are not clipped"),
+        (clipped_to(10 * NORM), "times the claimed clipping norm"),
+        (lambda rows: 2 * clipped_to(NORM)(rows), "every clipped gradient is multiplied by about"),
+    ],
+    ids=["not clipped", "another norm", "doubled"],
+)
+def test_other_gradients_that_count_too_much_are_a_violation_with_its_cause(of_rows, cause):
+    found = watch(own_sum(of_rows), 5 * OTHERS).audit()
+    assert found.verdict is VIOLATION
+    assert "privacy" in found.refuted
+    assert cause in found.likely_causes()[0]
+    assert any("other gradients were replaced by zeros" in text for text in found.not_covered)
+
+
+def normalized(rows):
+    return NORM * rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 0.01)
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "rows"),
+    [
+        (clipped_to(0.8 * NORM), OTHERS),
+        (clipped_to(0.97 * NORM), np.ones((20, 100))),
+        (normalized, OTHERS / 50),
+        (lambda rows: clipped_to(NORM)(rows) + 0.2, OTHERS),
+    ],
+    ids=["a smaller norm", "a slightly smaller norm", "normalized", "with a constant"],
+)
+def test_another_sum_of_others_that_leaks_nothing_is_not_a_violation(of_rows, rows):
     with pytest.raises(dpaudit.InputError, match=r"differs by .* clipping norms where no canary is"):
-        watch(numpy_step(clip=False))
-    assert watch(numpy_step(clip=False), np.zeros_like(OTHERS)).audit().verdict is VIOLATION
+        watch(own_sum(of_rows), rows)
+
+
+def test_a_known_sum_of_others_is_accepted():
     watch(numpy_step(noise=0.0))  # the sum is known, up to rounding
     watch(numpy_step(), num_steps=5)  # too few to tell
 

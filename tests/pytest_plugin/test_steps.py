@@ -70,7 +70,10 @@ NOISES = {
         "are some coordinates",
     ),
     "on ten coordinates": (lambda rng, _: normal(rng) * (np.arange(SIZE) < 10), "are some coordinates"),
-    "in every second step": (lambda rng, call: normal(rng) * (call % 2), "is a step released without noise"),
+    "not in every third step": (
+        lambda rng, call: normal(rng) * (call % 3 > 0),
+        "is a step released without noise",
+    ),
     "not in every twentieth step": (
         lambda rng, call: normal(rng) * (call % 20 > 0),
         "is a step released without noise",
@@ -96,16 +99,16 @@ def test_broken_noise_is_named_first(fault):
 
 
 SUMS = {
-    "not clipped": (lambda rows: rows.sum(axis=0), {}, "reaches the release unclipped"),
+    "not clipped": (lambda rows: rows.sum(axis=0), {}, "gradients are not clipped"),
     "each coordinate clipped": (
         lambda rows: np.clip(rows, -1, 1).sum(axis=0),
         {},
-        "is each coordinate or parameter clipped separately?",
+        "the largest number of a gradient is limited",
     ),
     "each half clipped": (
         lambda rows: np.hstack([clipped(half) for half in np.split(rows, 2, axis=1)]).sum(axis=0),
         {},
-        "is each coordinate or parameter clipped separately?",
+        "parts of about 100 numbers are clipped separately",
     ),
     "mean clipped": (
         lambda rows: 32 * clipped(rows.sum(axis=0, keepdims=True) / 32)[0],
@@ -120,7 +123,7 @@ SUMS = {
     "others not clipped": (
         lambda rows: rows.sum(axis=0),
         {"gradients": np.random.default_rng(0).standard_normal((20, SIZE))},
-        "reaches the release unclipped",
+        "gradients are not clipped",
     ),
 }
 
@@ -129,9 +132,25 @@ SUMS = {
 def test_broken_clipping_is_a_violation_that_is_named_and_no_fault_of_the_noise(fault):
     of_rows, options, expected = SUMS[fault]
     text = message(releasing(of_rows), **options)
-    assert text.startswith("dpaudit: epsilon >= ")
+    assert text.startswith(("dpaudit: epsilon >= ", "dpaudit: canary-arrival: "))
     assert expected in causes(text)[0]
-    assert "found:" not in text
+    assert ("other gradients were replaced by zeros" in text) == (fault == "others not clipped")
+
+
+def test_noise_that_is_missing_whenever_canaries_differ_is_among_the_causes():
+    found = causes(message(adding(lambda rng, call: normal(rng) * (call % 2))))
+    assert any("is a step released without noise" in cause for cause in found[:2])
+
+
+def test_gradients_whose_norm_overflows_are_found():
+    """Only canaries that are a million times too long show it, which ``observe_step`` has by default."""
+
+    def limited(rows):
+        with np.errstate(over="ignore"):
+            norms = np.linalg.norm(rows, axis=1, keepdims=True).astype(np.float16)
+        return np.where(np.isfinite(norms), rows / np.maximum(1.0, norms), rows).sum(axis=0)
+
+    assert "canaries of 1e+06 clipping norms" in message(releasing(limited))
 
 
 def test_a_mean_of_batch_size_ten_is_not_taken_for_a_canary_of_length_ten():

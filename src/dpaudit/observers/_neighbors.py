@@ -118,9 +118,25 @@ def _label_variants(batch: Any, last: int, example: Any, padding: Any) -> Iterat
             yield replace(added, change=change, is_natural=is_natural, is_variant=True)
 
 
-def zeros(batch: Any) -> Any:
-    """Return the batch with all floating-point numbers zero."""
-    return _scaled(batch, 0.0)
+def other_batches(batch: Any) -> Iterator[tuple[str, Any]]:
+    """Yield batches of the same size whose examples all differ, each after its description."""
+    yield "labels are exchanged", map_tree(lambda leaf: _rotated(leaf) if _is_label(leaf) else leaf, batch)
+    yield "all inputs are multiplied by -1", _scaled(batch, -1.0)
+    yield "all inputs are zero", _scaled(batch, 0.0)
+
+
+def exchanged(batch: Any) -> Any:
+    """Return the batch with two adjacent examples exchanged, of different labels if there are any."""
+    row = batch_size(batch) - 2
+    for leaf in filter(_is_label, leaves(batch)):
+        values = np.asarray(as_numpy(leaf))
+        row = max(np.flatnonzero(values[1:] != values[:-1]).tolist(), default=row)
+    swapped = _with_row(batch, row, _rows(batch, row + 1))
+    return _with_row(swapped, row + 1, _rows(batch, row))
+
+
+def _rotated(leaf: Any) -> Any:
+    return _concatenated(leaf[1:], leaf[:1])
 
 
 def _resized(batch: Any, last: int, own: Any, long: Any, padding: Any) -> Iterator[Neighbor]:
@@ -192,11 +208,16 @@ def _next(rows: Iterator[Any], _: Any) -> Any:
 
 def _other_labels(leaf: Any, row: int) -> list[int]:
     """Return a row for each other label, if the array has one number per example; one if it is no class."""
-    if len(leaf.shape) != 1 or "bool" in str(leaf.dtype):
+    if not _is_label(leaf):
         return []
     values = np.asarray(as_numpy(leaf))
     rows = np.sort(np.unique(values, return_index=True)[1])
     return [int(one) for one in rows if values[one] != values[row]][: 1 if _is_float(leaf) else _MAX_LABELS]
+
+
+def _is_label(leaf: Any) -> bool:
+    """Return whether an array has one number per example, which is no mark."""
+    return len(leaf.shape) == 1 and "bool" not in str(leaf.dtype)
 
 
 def _is_float(leaf: Any) -> bool:

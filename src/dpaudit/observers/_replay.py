@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from dpaudit._types import FloatArray
 from dpaudit.diagnostics import Finding
 from dpaudit.errors import InputError
-from dpaudit.observers._neighbors import Neighbor, neighbors, zeros
+from dpaudit.observers._neighbors import REPLACED, Neighbor, exchanged, neighbors, other_batches
 from dpaudit.observers._replay_result import (
+    ROUNDING,
     UNITS,
     NeighborCheck,
     ReleaseTrace,
@@ -29,11 +29,11 @@ from dpaudit.observers._replay_result import (
     dot,
     norm,
     rounding_of,
+    unmatched_rows,
 )
 
 _LARGER_NORM = 1000.0  # factor of the clipping norm at which gradients are not clipped
 _NON_FINITE = "non-finite-example"
-_ROUNDING = 1e-3  # relative, besides a few units in the last place
 _SAME_LENGTH = 0.2  # share of the length in a change of the noise that is mainly one of its direction
 # causes before their consequences
 _ORDER = (
@@ -79,6 +79,10 @@ _DIFFERENT = (
     "gradients of unchanged examples depend on the number of examples, as with random masks for the whole "
     "batch: the release was compared only for replaced examples"
 )
+_ORDERED = (
+    "the step orders its examples by their content, and its model uses randomness such as dropout, which "
+    "follows the order: neither gradients nor releases were compared"
+)
 _RANDOM = "random numbers depend on the data if one example is {}: its release was not compared"
 
 
@@ -86,14 +90,17 @@ def compare_neighbors(step: ReplayedStep, batch: Any, *, padding: Any = None) ->
     """Run the step on the batch and on its neighbors, and return what differs."""
     first = step.run(batch, None)
     _require_repeatable(step, first, step.run(batch, None))
-    found = _Comparison(step, first)
+    # random numbers follow the order of the examples, which the step may determine itself
+    is_ordered = first.uses_randomness and step.run(exchanged(batch), first).has_rows_of(first)
+    found = _Comparison(step, first, is_ordered)
     tried = []
     for neighbor in neighbors(batch, padding=padding):
         found.add_neighbor(neighbor, step.run(neighbor.batch, first))
         if neighbor.is_finite and not neighbor.is_variant:
             tried.append(neighbor)
     found.require_effect()
-    found.add_noise("if all inputs are zero", first, step.run(zeros(batch), first))
+    for condition, other in other_batches(batch):
+        found.add_batch(condition, other, step.run(other, first))
     if step.can_vary:
         free = step.run(batch, None, norm_factor=_LARGER_NORM)
         for neighbor in tried:
@@ -111,7 +118,7 @@ def _compare_pairs(step: ReplayedStep, batch: Any, tried: list[Neighbor], found:
     if pair.error is not None:
         found.add_failed_pair(pair.error)
         return
-    second, after = _Comparison(step, pair), _Comparison(step, pair)
+    second, after = found.with_first(pair), found.with_first(pair)
     for neighbor in tried:
         second.add_neighbor(neighbor, step.run(batch, pair, next_batch=neighbor.batch))
         after.add_next(neighbor, step.run(neighbor.batch, pair, next_batch=batch), found.num_releases)
@@ -147,8 +154,8 @@ def _require_repeatable(step: ReplayedStep, first: StepTrace, second: StepTrace)
 class _Comparison:
     """The differences between the first run and the others."""
 
-    def __init__(self, step: ReplayedStep, first: StepTrace) -> None:
-        self._step, self._first = step, first
+    def __init__(self, step: ReplayedStep, first: StepTrace, is_ordered: bool = False) -> None:
+        self._step, self._first, self._is_ordered = step, first, is_ordered
         self._checks: list[NeighborCheck] = []
         self._findings: dict[str, Finding] = {}
         self._non_finite: dict[str, Finding] = {}
@@ -185,11 +192,14 @@ class _Comparison:
 
     def _add_finite(self, neighbor: Neighbor, run: StepTrace, allowed: float) -> float:
         first = self._first
-        if len(run.releases) != len(first.releases):
+        if [one.noisy.size for one in run.releases] != [one.noisy.size for one in first.releases]:
+            count = len(run.releases)
+            differs = (
+                "in another order" if count == len(first.releases) else f"instead of {len(first.releases)}"
+            )
             self._add(
                 "release-count",
-                f"The step makes {len(run.releases)} releases instead of {len(first.releases)} if one "
-                f"example is {neighbor.change}.",
+                f"The step makes {count} releases {differs} if one example is {neighbor.change}.",
                 len(run.releases),
                 neighbor,
             )
@@ -197,18 +207,25 @@ class _Comparison:
         self._add_state(neighbor, run)
         if neighbor.is_finite:
             self.add_noise(f"if one example is {neighbor.change}", first, run)
-        if not run.has_same_randomness or (neighbor.is_resized and first.uses_randomness):
-            self._not_covered[self._different_randomness(neighbor)] = None
+        obstacle = self._obstacle(neighbor, run)
+        if obstacle is not None:
+            self._not_covered[obstacle] = None
+            self._has_effect |= self._is_ordered
             return math.nan
         for one, two in zip(first.releases, run.releases, strict=True):
             if one.rows is not None and two.rows is not None:
-                self._add_rows(neighbor, one.rows, two.rows)
+                self._add_rows(neighbor, one, two)
         return self._add_distance(neighbor, run, allowed)
 
-    def _different_randomness(self, neighbor: Neighbor) -> str:
-        if not neighbor.is_resized:
-            return _RANDOM.format(neighbor.change)
-        return _RESIZED if self._first.uses_randomness else _DIFFERENT
+    def _obstacle(self, neighbor: Neighbor, run: StepTrace) -> str | None:
+        """Return why neither gradients nor releases can be compared, None if they can."""
+        if self._is_ordered:
+            return _ORDERED
+        if neighbor.is_resized and self._first.uses_randomness:
+            return _RESIZED
+        if run.has_same_randomness:
+            return None
+        return _DIFFERENT if neighbor.is_resized else _RANDOM.format(neighbor.change)
 
     def _add_distance(self, neighbor: Neighbor, run: StepTrace, allowed: float) -> float:
         largest = 0.0
@@ -217,7 +234,7 @@ class _Comparison:
             self._has_effect |= moved > 0
             largest = max(largest, moved / one.unit)
             rounding = rounding_of(one, two) + UNITS * one.eps * allowed * one.unit
-            if moved > allowed * one.unit * (1 + _ROUNDING) + rounding:
+            if moved > allowed * one.unit * (1 + ROUNDING) + rounding:
                 self._add(
                     "sensitivity",
                     f"The release moves by {moved / one.unit:.4g} clipping norms if one example is "
@@ -231,7 +248,7 @@ class _Comparison:
     def _add_factor(self, neighbor: Neighbor, one: ReleaseTrace, two: ReleaseTrace) -> None:
         if one.factor is None or two.factor is None or one.factor == 0:
             return
-        if abs(two.factor / one.factor - 1) <= _ROUNDING + UNITS * one.eps:
+        if abs(two.factor / one.factor - 1) <= ROUNDING + UNITS * one.eps:
             return
         sentence = (
             f"The sum is scaled by {two.factor:.4g} instead of {one.factor:.4g} if one example is "
@@ -253,7 +270,7 @@ class _Comparison:
             moved, noise = norm(change - factor * totals), norm(one.noisy - factor * one.total)
             numbers = (one.noisy, two.noisy, factor * one.total, factor * two.total)
             rounding = UNITS * one.eps * sum(map(norm, numbers))
-            if moved > _ROUNDING * noise + rounding:
+            if moved > ROUNDING * noise + rounding:
                 ratio = norm(two.noisy - factor * two.total) / noise if noise > 0 else math.inf
                 size = abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf
                 how = f"has {ratio:.4g} of its length"
@@ -261,6 +278,16 @@ class _Comparison:
                     size, how = moved / noise, f"changes its direction by {moved / noise:.4g} of its length"
                 sentence = f"The noise from the same random numbers {how} {condition}."
                 self._keep(self._findings, "batch-dependent-noise", sentence, size)
+
+    def add_batch(self, condition: str, batch: Any, run: StepTrace) -> None:
+        """Compare the run of another batch: with the same release, everything after it is the same, too."""
+        self.add_noise(f"if {condition}", self._first, run)
+        if run.error is None and run.is_finite and len(run.releases) == len(self._first.releases):
+            whole = self.with_first(self._first)
+            whole._add_state(Neighbor(REPLACED, condition, batch), run)
+            for name, finding in whole._findings.items():
+                sentence = finding.sentence.replace("with one example changed", f"if {condition}")
+                self._findings.setdefault(name, replace(finding, sentence=sentence))
 
     def add_next(self, neighbor: Neighbor, run: StepTrace, start: int) -> None:
         """Compare the step after the one whose batch was changed, which made ``start`` releases."""
@@ -308,31 +335,31 @@ class _Comparison:
         text = f"{type(error).__name__}: {_first_line(error)}"
         self._not_covered[f"what one step leaves to the next: a second call of the step raised {text}"] = None
 
+    def with_first(self, first: StepTrace) -> _Comparison:
+        """Return a comparison with another first run of the same step, without any finding."""
+        return _Comparison(self._step, first, self._is_ordered)
+
     @property
     def num_releases(self) -> int:
         """The number of releases of one step."""
         return len(self._first.releases)
 
-    def _add_rows(self, neighbor: Neighbor, before: FloatArray, after: FloatArray) -> None:
-        if neighbor.is_resized or before.shape != after.shape:
-            grown = abs(int((after[:, 0] != 0).sum()) - int((before[:, 0] != 0).sum()))
-            if neighbor.is_finite and grown > 1:
-                self._add_row_count(grown, neighbor)
+    def _add_rows(self, neighbor: Neighbor, one: ReleaseTrace, two: ReleaseTrace) -> None:
+        """Compare the gradients as sets, because a step may sort or split its examples by their content."""
+        assert one.rows is not None and two.rows is not None  # noqa: PT018
+        eps = max(one.row_eps, two.row_eps) if neighbor.is_resized else 0.0
+        lost, new = unmatched_rows(one.rows, two.rows, eps)
+        count = max(lost, new)
+        if count <= 1 and not (neighbor.is_resized and lost and new):
             return
-        scale = np.abs(before[:, :1])  # of the norm of each gradient
-        floor = 1e-6 * scale.max(initial=0.0)
-        with np.errstate(invalid="ignore"):
-            changed = ~(np.abs(after - before) <= _ROUNDING * scale + floor).all(axis=1)
-        count = int(changed.sum())
-        if count > 1 and len(before) > self._step.num_examples:
+        if len(one.rows) > self._step.num_examples or (neighbor.is_resized and not (lost and new)):
             self._add_row_count(count, neighbor)
-        elif count > 1:
-            who = "gradient of another example changes"
-            if count > 2:
-                who = f"gradients of {count - 1} other examples change"
-            self._add(
-                "coupled-examples", f"The {who} if one example is {neighbor.change}.", count - 1, neighbor
-            )
+            return
+        others = min(lost, new) if neighbor.is_resized else count - 1
+        who = "gradient of another example changes"
+        if others > 1:
+            who = f"gradients of {others} other examples change"
+        self._add("coupled-examples", f"The {who} if one example is {neighbor.change}.", others, neighbor)
 
     def _add_row_count(self, count: int, neighbor: Neighbor) -> None:
         self._add(

@@ -13,12 +13,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 from dpaudit._types import FloatArray
 from dpaudit.diagnostics import CheckResults, Finding, likely_causes
 from dpaudit.errors import ViolationError
 
 UNITS = 8.0  # in the last place, of a norm
+ROUNDING = 1e-3  # relative, besides a few units in the last place
+_FLOOR = 1e-6  # of the longest gradient: what is shorter is no gradient
 _DISTANCE_ROUNDING = 1e-3  # in clipping norms, for sums of many single-precision numbers
 _STEP_NOT_COVERED = (
     "only releases were compared: neither their noise nor what else the step writes, nor gradients that "
@@ -58,6 +61,14 @@ class StepTrace:
         """Whether all releases are finite."""
         return all(np.isfinite(release.noisy).all() for release in self.releases)
 
+    def has_rows_of(self, other: StepTrace) -> bool:
+        """Return whether all gradients are at the same places as in another run."""
+        pairs = list(zip(self.releases, other.releases, strict=False))
+        return bool(pairs) and all(
+            one.rows is not None and two.rows is not None and np.array_equal(one.rows, two.rows)
+            for one, two in pairs
+        )
+
 
 class ReplayedStep(ABC):
     """A training step that can be run again and again from the same state."""
@@ -88,6 +99,23 @@ def rounding_of(one: ReleaseTrace, two: ReleaseTrace) -> float:
     rounding = UNITS * one.eps * (norm(one.noisy) + norm(two.noisy))
     # another batch size may use another kernel, whose results differ in the last place
     return rounding + 2 * two.row_eps * (0 if two.rows is None else len(two.rows)) * one.unit
+
+
+def unmatched_rows(before: FloatArray, after: FloatArray, eps: float = 0.0) -> tuple[int, int]:
+    """Return how many gradients of each side have no counterpart on the other, in whatever order they are.
+
+    Rows are as in :class:`ReleaseTrace`; gradients of zero do not count. ``eps`` is the precision of rows
+    that were computed in batches of different sizes.
+    """
+    floor = _FLOOR * float(np.abs(before[:, 0]).max(initial=0.0))
+    limits = (ROUNDING + UNITS * eps) * np.abs(before[:, None, :1]) + floor
+    with np.errstate(invalid="ignore"):
+        is_same: Any = (np.abs(after[None] - before[:, None]) <= limits).all(axis=2)
+    pairs = sparse.csgraph.maximum_bipartite_matching(sparse.csr_array(is_same))
+    is_lost, is_new = np.ones(len(before), np.bool_), np.asarray(pairs) < 0
+    is_lost[pairs[pairs >= 0]] = False
+    lost, new = before[is_lost, 0], after[is_new, 0]
+    return int((~(lost <= floor)).sum()), int((~(new <= floor)).sum())
 
 
 def norm(vector: NumberArray) -> float:

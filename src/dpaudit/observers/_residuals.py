@@ -1,6 +1,6 @@
 """The noise of a step function: its release minus the correct sum.
 
-:class:`Residuals` tests the noise. :func:`require_known_sum` raises if the step computes a different sum, and
+:class:`Residuals` tests the noise. :class:`SumOfOthers` raises if the step computes a different sum, and
 :func:`sum_rounding` bounds the rounding error of a sum in single precision.
 """
 
@@ -13,17 +13,23 @@ from typing import Any
 import numpy as np
 
 from dpaudit._types import BoolArray, FloatArray
+from dpaudit.accounting import Claim
 from dpaudit.canaries import Directions
 from dpaudit.diagnostics import Diagnosis, Diagnostics
 from dpaudit.diagnostics._coordinate_layout import Leaves
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import as_numpy
-from dpaudit.recording import UntestedError
+from dpaudit.recording import Recorder, UntestedError
+from dpaudit.recording._claim_source import claimed_mu
+from dpaudit.stats._result import PRIVACY
 
 _MAX_SCALE = 1.5  # times the claim: more is plausible only with very few coordinates
 _MIN_SCORES = 20  # per canary: the mean of fewer is too uncertain
 _MIN_SCORES_EACH = 4  # the same for canaries that share an estimate of the variance
 _ROUNDING = 1e-2  # in clipping norms: tolerance for a step without noise
+_ALMOST_CERTAIN = 1 - 1e-6  # above that of an audit, also of one of a thousand tests with 95 % together
+_CERTAIN = 10.0  # standard errors
+_MOST = 0.2  # of the squared mean of the noise: 0.28 if layers are clipped, 1 / size if noise repeats itself
 _SAFETY = 4.0  # margin for other orders of summation and for the rounding of clipping
 
 
@@ -66,22 +72,38 @@ class Residuals:
         self._own = np.random.default_rng(0) if rng is None else rng
         self._clipped, self._apart = Diagnostics(), Diagnostics()
 
+    @classmethod
+    def of(
+        cls,
+        claim: Claim,
+        gradients: Any,
+        *,
+        max_grad_norm: float,
+        leaves: Leaves | None,
+        rng: np.random.Generator,
+    ) -> Residuals | None:
+        """Return the log for a claim of Gaussian noise; None if the claim is not about that."""
+        mu, rounding = claimed_mu(claim), sum_rounding(gradients, max_grad_norm)
+        if mu is None:
+            return None
+        std = max_grad_norm / mu
+        return cls(max_grad_norm=max_grad_norm, std=std, leaves=leaves, rounding=rounding, rng=rng)
+
     def observe(
         self,
         released: FloatArray,
         others: FloatArray,
         directions: Directions,
         present: BoolArray,
-        lengths: FloatArray,
+        clipped: FloatArray,
         *,
         raw: FloatArray,
         num_rows: int,
     ) -> None:
-        """Log a release minus the sum of the ``others``; ``lengths`` are the norms of canaries.
+        """Log a release minus the sum of the ``others``; canaries have the lengths ``clipped``, or 0.
 
         ``raw`` is the release exactly as the step returned it, ``num_rows`` the number of rows of the step.
         """
-        clipped = np.where(present, np.minimum(lengths, self._norm), 0.0)
         canaries = directions.weighted_sum(clipped)
         noise = (released - canaries) / self._std
         known = (others + canaries) / self._std
@@ -127,14 +149,55 @@ class UnknownSumError(InputError):
     """A step sums something other than clipped gradients."""
 
 
-def require_known_sum(scores: FloatArray, present: BoolArray, num_variants: int = 1) -> None:
-    """Raise if absent canaries certainly do not score 0 on average; arrays are steps x fixed canaries.
+class SumOfOthers:
+    """The sum of the other gradients, ``total``, as the claim describes it; steps show whether it is theirs.
 
-    If there are several variants of canaries, steps take them in turn.
-
-    In that case the step sums something other than clipped gradients: every score is off by the difference,
-    and a clipping fault would hide a canary.
+    Otherwise every score is off by the difference, the noise seems to have a mean, and a clipping fault would
+    hide a canary.
     """
+
+    def __init__(self, gradients: FloatArray, norm: float) -> None:
+        self.total, self._norm = clipped_sum(gradients, norm), norm
+        length = float(np.linalg.norm(self.total))
+        self._direction = self.total / length if length > 0 else self.total
+        self._along: list[float] = []  # the noise of each step, in this direction
+        self._mean_sum, self._energy = np.zeros_like(self.total), 0.0
+
+    def observe(self, released: FloatArray, directions: Directions, clipped: FloatArray) -> None:
+        """Note a release minus the sum of the others, with canaries of the lengths ``clipped``."""
+        noise = released - directions.weighted_sum(clipped)
+        self._along.append(float(noise @ self._direction))
+        self._mean_sum += noise
+        self._energy += float(noise @ noise)
+
+    def require_known(self, scores: FloatArray, present: BoolArray, num_variants: int = 1) -> None:
+        """Raise if the steps certainly sum something else; arrays are steps x fixed canaries.
+
+        If there are several variants of canaries, steps take them in turn.
+        """
+        off = max(_off_where_absent(scores, present, num_variants), self._off_along())
+        if self.total.any() and off > 0:
+            raise UnknownSumError(
+                "Expected the step to release the sum of the clipped gradients plus noise, got a sum that "
+                f"differs by {off:.3g} clipping norms where no canary is present: are the gradients not "
+                "clipped or clipped to another norm, or is the sum or the noisy sum clipped again, or "
+                "divided? Pass gradients of zeros instead, which no clipping changes."
+            )
+
+    def _off_along(self) -> float:
+        """Return the mean of the noise in clipping norms, if it is that of a multiple of the sum; else 0."""
+        count = len(self._along)
+        if count < _MIN_SCORES:
+            return 0.0
+        mean, error = float(np.mean(self._along)), float(np.std(self._along)) / math.sqrt(count)
+        energy = float(self._mean_sum @ self._mean_sum) / count**2
+        excess = energy - (self._energy / count - energy) / (count - 1)  # without that of independent noise
+        is_certain = abs(mean) > _CERTAIN * max(error, _ROUNDING * self._norm)
+        return abs(mean) / self._norm if is_certain and mean**2 > _MOST * excess else 0.0
+
+
+def _off_where_absent(scores: FloatArray, present: BoolArray, num_variants: int) -> float:
+    """Return the largest mean score of an absent canary if these are certainly not 0 on average; else 0."""
     turns = [slice(first, None, num_variants) for first in range(min(num_variants, len(scores)))]
     counts = np.concatenate([(~present[turn]).sum(axis=0) for turn in turns])
     totals = np.concatenate([(~present * scores)[turn].sum(axis=0) for turn in turns])
@@ -142,19 +205,23 @@ def require_known_sum(scores: FloatArray, present: BoolArray, num_variants: int 
     is_enough = counts >= (_MIN_SCORES if num_variants == 1 else _MIN_SCORES_EACH)
     counts, totals, squared = counts[is_enough], totals[is_enough], squared[is_enough]
     if counts.size == 0:
-        return
+        return 0.0
     means = totals / counts
     variances = np.maximum(squared / counts - means**2, 0.0)
     if num_variants > 1:  # few scores each, so they share an unbiased variance
         variances = np.full(counts.size, (counts * variances).sum() / (counts - 1).sum())
     squares = counts * means**2 / np.maximum(variances, _ROUNDING**2)
-    if squares.mean() > 2 + 10 * np.sqrt(2 / counts.size):  # the expectation is 1; ten standard errors more
-        off = float(np.abs(means).max())
-        raise UnknownSumError(
-            "Expected the step to release the sum of the clipped gradients plus noise, got a sum that "
-            f"differs by {off:.3g} clipping norms where no canary is present: is the sum or the noisy sum "
-            "clipped again, or divided? Pass gradients of zeros instead, which no clipping changes."
-        )
+    # the expectation is 1
+    is_certain = squares.mean() > 2 + _CERTAIN * np.sqrt(2 / counts.size)
+    return float(np.abs(means).max()) if is_certain else 0.0
+
+
+def is_refuted(recorder: Recorder) -> bool:
+    """Return whether the recorded scores refute the claimed privacy at every usual confidence."""
+    try:
+        return PRIVACY in recorder.audit(confidence=_ALMOST_CERTAIN).refuted
+    except InputError:  # no verdict, because canaries do not arrive
+        return False
 
 
 def sum_rounding(gradients: Any, norm: float) -> float:

@@ -38,9 +38,8 @@ from dpaudit.observers._arrays import (
 )
 from dpaudit.observers._neighbors import neighbors
 from dpaudit.observers._replay_result import Sensitivity
-from dpaudit.observers._residuals import Residuals, clipped_sum, require_known_sum, sum_rounding
+from dpaudit.observers._residuals import Residuals, SumOfOthers, UnknownSumError, is_refuted
 from dpaudit.recording import LiveBound, NoiseLog, ObservedCanaries, Recorder, TrainingInfo
-from dpaudit.recording._claim_source import claimed_mu
 
 __all__ = ["Sensitivity", "observe_loss_step", "observe_step", "replay_step"]
 
@@ -49,6 +48,9 @@ _MIXTURE = Mixture()
 _NO_BATCHES = (
     "every step gets the same batch: sampling, accumulation over batches and the number of rows per example "
     "are not tested"
+)
+OTHERS_REPLACED = (
+    f"other gradients were replaced by zeros: their sum was not one of clipped ones; {_NO_BATCHES}"
 )
 _STEP_CLAIM = "claim=..., such as Claim.gaussian(noise_multiplier=..., delta=...) for one step"
 _OWN_NOISE, _POSITIONS = 3, 5  # purposes of random streams, besides those of Draws and of native audits
@@ -78,7 +80,8 @@ def observe_step(
     ``step`` takes per-example gradients (examples x parameters, in NumPy, torch or JAX) and returns a
     gradient: the noisy sum of the clipped gradients, or that sum divided by ``batch_size`` if given.
     ``gradients`` belong to the other examples; zeros, or no rows at all, reveal the most, because the sum
-    of other gradients is known only if they are clipped correctly. The number of rows varies with the coins,
+    of other gradients is known only if they are clipped correctly. If it is not, all steps are run again with
+    zeros, and an error is raised unless they refute the claim. The number of rows varies with the coins,
     and canaries are at random positions among them. Rows of zeros are added in every second step or so,
     so that a sum that depends on the number of rows is detected. By default there are 64 canaries, or half as
     many as there are parameters if those are fewer. The claim may be about a single step or about a training
@@ -98,33 +101,43 @@ def observe_step(
     """
     num_examples, num_parameters = require_rows(gradients)
     draws = Draws(canary, _number(num_canaries, canary, num_parameters), fresh_seed(seed))
-    positions, has_zeros = draws.rng(0, _POSITIONS), not as_numpy(gradients).any()
 
-    def release(rows: FloatArray, present: BoolArray) -> tuple[FloatArray, int]:
-        chosen, others = rows[present], gradients
-        if has_zeros and num_examples:
-            others = _more_zeros(gradients, len(chosen), positions)
-        if len(others) + len(chosen) == 0:  # a step may need at least one example
-            chosen = np.zeros((1, num_parameters))
-        batch = with_rows(others, chosen, positions)
-        return require_vector(step(batch), num_parameters), len(batch)
+    def observed(known: Any, uncovered: str) -> Recorder:
+        positions, has_zeros = draws.rng(0, _POSITIONS), not as_numpy(known).any()
 
-    sizes = [num_parameters] if leaves is None else leaves
-    return _run_steps(
-        release,
-        gradients,
-        like=gradients,
-        layout=ParameterLayout.of(sizes),
-        claim=claim,
-        max_grad_norm=max_grad_norm,
-        batch_size=batch_size,
-        num_steps=num_steps,
-        draws=draws,
-        leaves=leaves,
-        confidence=confidence,
-        tests=tests,
-        callbacks=callbacks,
-    )
+        def release(rows: FloatArray, present: BoolArray) -> tuple[FloatArray, int]:
+            chosen, others = rows[present], known
+            if has_zeros and num_examples:
+                others = _more_zeros(known, len(chosen), positions)
+            if len(others) + len(chosen) == 0:  # a step may need at least one example
+                chosen = np.zeros((1, num_parameters))
+            batch = with_rows(others, chosen, positions)
+            return require_vector(step(batch), num_parameters), len(batch)
+
+        return _run_steps(
+            release,
+            known,
+            like=known,
+            layout=ParameterLayout.of([num_parameters] if leaves is None else leaves),
+            claim=claim,
+            max_grad_norm=max_grad_norm,
+            batch_size=batch_size,
+            num_steps=num_steps,
+            draws=draws,
+            leaves=leaves,
+            confidence=confidence,
+            tests=tests,
+            callbacks=callbacks,
+            uncovered=uncovered,
+        )
+
+    try:
+        return observed(gradients, _NO_BATCHES)
+    except UnknownSumError:
+        recorder = observed(0 * gradients, OTHERS_REPLACED)
+        if not is_refuted(recorder):
+            raise
+        return recorder
 
 
 def _number(num_canaries: int | None, canary: GradientCanary, num_parameters: int) -> int:
@@ -156,6 +169,7 @@ def _run_steps(
     confidence: float,
     tests: bool,
     callbacks: Sequence[Callable[[LiveBound], None]],
+    uncovered: str = _NO_BATCHES,
 ) -> Recorder:
     """Record the releases of all steps; ``like`` has the dtype of gradients.
 
@@ -168,7 +182,8 @@ def _run_steps(
     eps, largest = precision(like)
     layout = _fitting(replace(layout, largest=largest / norm), gradients)
     drawn = _DrawnCanaries(draws, layout)
-    residuals, num_others = _residuals(claim, gradients, norm, leaves, draws), list[int]()
+    own_noise, num_others = draws.rng(0, _OWN_NOISE), list[int]()
+    residuals = Residuals.of(claim, gradients, max_grad_norm=norm, leaves=leaves, rng=own_noise)
     recorder = Recorder(
         claim=claim,
         num_steps=num_steps,
@@ -176,7 +191,7 @@ def _run_steps(
         tests=tests,
         callbacks=callbacks,
         noise=residuals or NoiseLog(),  # an empty log where no Gaussian noise is claimed
-        checks=[BatchRecord(_NO_BATCHES)],
+        checks=[BatchRecord(uncovered)],
         signal=min(draws.canary.scale, 1.0),
         facts=lambda: TrainingInfo(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
         num_canaries=draws.num_canaries,
@@ -184,18 +199,22 @@ def _run_steps(
             draws.canary, drawn.directions, lambda: layout, lambda: eps, num_others=num_others.__getitem__
         ),
     )
-    others = clipped_sum(as_numpy(gradients), norm)
+    others = SumOfOthers(as_numpy(gradients), norm)
     for index in range(num_steps):
         directions, present = drawn.directions(index), draws.coins(index)
         raw, num_rows = release(drawn.rows(index, norm), present)
         num_others.append(num_rows - int(np.count_nonzero(present)))
-        released, lengths = divisor * raw - others, norm * draws.canary.lengths(directions)
+        released = divisor * raw - others.total
+        clipped = np.where(present, norm * np.minimum(draws.canary.lengths(directions), 1.0), 0.0)
         recorder.record(directions.project(released) / norm, present)
+        others.observe(released, directions, clipped)
         if residuals is not None:
-            residuals.observe(released, others, directions, present, lengths, raw=raw, num_rows=num_rows)
-    if others.any() and not draws.canary.moving:
+            residuals.observe(
+                released, others.total, directions, present, clipped, raw=raw, num_rows=num_rows
+            )
+    if not draws.canary.moving:
         recorded = recorder.state_dict()
-        require_known_sum(recorded["scores"], recorded["present"], draws.canary.num_variants)
+        others.require_known(recorded["scores"], recorded["present"], draws.canary.num_variants)
     return recorder
 
 
@@ -207,17 +226,6 @@ def _fitting(layout: ParameterLayout, gradients: Any) -> ParameterLayout:
             f"{layout.num_parameters}."
         )
     return layout
-
-
-def _residuals(
-    claim: Claim, gradients: Any, norm: float, leaves: Leaves | None, draws: Draws
-) -> Residuals | None:
-    """Return what tests the noise of all steps; None if the claim is not about Gaussian noise."""
-    mu = claimed_mu(claim)
-    if mu is None:
-        return None
-    rounding, own = sum_rounding(gradients, norm), draws.rng(0, _OWN_NOISE)
-    return Residuals(max_grad_norm=norm, std=norm / mu, leaves=leaves, rounding=rounding, rng=own)
 
 
 class _DrawnCanaries:

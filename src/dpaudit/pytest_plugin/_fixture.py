@@ -16,14 +16,14 @@ import pytest
 from dpaudit import _validate
 from dpaudit._faults import machine_fault
 from dpaudit.accounting import Claim
-from dpaudit.canaries import GradientCanary, Mixed
+from dpaudit.canaries import GradientCanary, Mixed, Mixture
 from dpaudit.diagnostics import Diagnosis, Diagnostics, Finding, likely_causes
 from dpaudit.diagnostics._coordinate_layout import Leaves
 from dpaudit.diagnostics._diagnosis import joint_causes
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import require_rows
 from dpaudit.observers._residuals import UnknownSumError
-from dpaudit.observers.step import observe_step
+from dpaudit.observers.step import OTHERS_REPLACED, observe_step
 from dpaudit.pytest_plugin._session import AuditCall, AuditSession
 from dpaudit.pytest_plugin._summary import UnderpoweredWarning, mark_incomplete, note, note_error
 from dpaudit.recording import ArrivalError, Recorder, TrainingInfo, WholeRunRecorder
@@ -34,8 +34,7 @@ from dpaudit.stats._result import PRIVACY
 AnyRecorder = Recorder | WholeRunRecorder
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_MIXED = Mixed()
-_CANARIES = 64
+_MIXTURE, _MIXED = Mixture(), Mixed()
 _OF_STEP = "_dpaudit_of_step"  # attribute of an exception that the tested step has raised
 # verdicts, weak audits if pytest turns warnings into failures, and requests to stop
 _MEANT = (
@@ -45,7 +44,6 @@ _MEANT = (
     UnderpoweredWarning,
     KeyboardInterrupt,
 )
-_ZEROS = "other gradients: replaced by zeros, because their sum is not a sum of clipped gradients"
 
 
 def _audit_call(method: Method) -> Method:
@@ -117,7 +115,7 @@ class DpAudit:
         num_parameters: int | None = None,
         batch_size: float | None = None,
         leaves: Leaves | None = None,
-        canary: GradientCanary = _MIXED,
+        canary: GradientCanary | None = None,
         num_canaries: int | None = None,
         num_steps: int | None = None,
         confidence: float | None = None,  # noqa: ARG002  # used by _audit_call
@@ -125,32 +123,31 @@ class DpAudit:
         """Audit a function from per-example gradients to a privatized gradient, as in ``observe_step``.
 
         ``gradients`` are those of other examples; without them, ``num_parameters`` is the gradient's length.
-        ``leaves`` are the sizes of the parameters that a gradient consists of.
+        ``leaves`` are the sizes of the parameters that a gradient consists of. The default canary is that of
+        ``observe_step``, or ``Mixed()`` if the claim is not about Gaussian noise and only the bound counts.
         """
         __tracebackhide__ = True
+        if canary is None:
+            canary = _MIXED if claimed_noise(claim) is None else _MIXTURE
         others = _other_gradients(gradients, num_parameters)
-        default_canaries = max(1, min(_CANARIES, others.shape[1] // 2))
-
-        def observe(rows: Any) -> Recorder:
-            return observe_step(
+        try:
+            recorder = observe_step(
                 _noted(step if num_parameters is None else _with_numpy_hint(step)),
-                rows,
+                others,
                 claim=claim,
                 max_grad_norm=max_grad_norm,
                 batch_size=batch_size,
                 num_steps=self.num_steps if num_steps is None else num_steps,
                 canary=canary,
-                num_canaries=default_canaries if num_canaries is None else num_canaries,
+                num_canaries=num_canaries,
                 leaves=leaves,
                 seed=self._report.call.seed,
             )
-
-        try:
-            return self._audit(observe(others))
         except UnknownSumError as error:
-            unknown = error
-        zeros = 0 * others  # unaffected by any clipping
-        return self._audit(observe(zeros), unknown=unknown)
+            why = str(error)
+        else:
+            return self._audit(recorder)
+        return self._fail_without_verdict(why, None, None)
 
     @_audit_call
     def recorded(
@@ -185,34 +182,29 @@ class DpAudit:
         self._report = FailureMessage(self._session, call, own)
         return self._report
 
-    def _audit(
-        self, recorder: AnyRecorder, unknown: UnknownSumError | None = None, **options: Any
-    ) -> AuditOutcome:
+    def _audit(self, recorder: AnyRecorder, **options: Any) -> AuditOutcome:
         __tracebackhide__ = True
-        gap: float | None = None
         try:
             outcome = AuditOutcome(recorder.audit(confidence=1 - self._report.error_rate, **options))
         except ArrivalError as error:
             why, gap = str(error), error.gap
         else:
-            if unknown is None or outcome.is_bad:
-                return self._conclude(outcome, recorder, () if unknown is None else (_ZEROS,))
-            why = str(unknown)
+            return self._conclude(outcome, recorder)
         # outside the handler, where pytest would print the error twice
-        return self._fail_without_verdict(why, gap, recorder)
+        return self._fail_without_verdict(why, gap, recorder.facts)
 
-    def _fail_without_verdict(self, why: str, gap: float | None, recorder: AnyRecorder) -> NoReturn:
+    def _fail_without_verdict(self, why: str, gap: float | None, facts: TrainingInfo | None) -> NoReturn:
         """Fail the test: passing without a verdict would be worse."""
         __tracebackhide__ = True
         note_error(self._node, self._report.call.number)
-        pytest.fail(self._report.no_verdict(why, gap, recorder.facts), pytrace=False)
+        pytest.fail(self._report.no_verdict(why, gap, facts), pytrace=False)
 
-    def _conclude(self, outcome: AuditOutcome, recorder: AnyRecorder, remarks: Sequence[str]) -> AuditOutcome:
+    def _conclude(self, outcome: AuditOutcome, recorder: AnyRecorder) -> AuditOutcome:
         __tracebackhide__ = True
         result = outcome.result
         note(self._node, self._report.call.number, result, outcome.diagnosis)
         if outcome.is_bad:
-            pytest.fail(self._report.failure(result, _summarized(recorder), remarks), pytrace=False)
+            pytest.fail(self._report.failure(result, _summarized(recorder)), pytrace=False)
         if result.verdict is Verdict.UNDERPOWERED:
             text = f"{result.verdict.value} Power: {result.power}. Use more steps or canaries."
             self._node.warn(UnderpoweredWarning(text))
@@ -302,13 +294,13 @@ class FailureMessage:
         confidence = self.session.confidence if self.own_confidence is None else self.own_confidence
         return self.call.error_share * (1 - confidence)
 
-    def failure(self, result: Result, scores: ScoreSummary | None, remarks: Sequence[str] = ()) -> str:
+    def failure(self, result: Result, scores: ScoreSummary | None) -> str:
         """Return the message for a refuted claim: bound, estimated noise, findings, and likely causes."""
         claimed = claimed_noise(result.claim)
         lines = [f"claim: {result.claim.summary}", f"bound: {result.bound.statement}"]
         if result.estimate.noise is not None:
             lines.append(f"estimate: {result.estimate.noise}")
-        lines += [self._session_line, *remarks]
+        lines += [self._session_line, *(one for one in result.not_covered if one == OTHERS_REPLACED)]
         if scores is not None:
             lines += [noise_line(scores, claimed), canary_line(scores)]
         lines += _finding_lines(result.findings)

@@ -17,7 +17,7 @@ import scipy
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
-from dpaudit.canaries import Mixed
+from dpaudit.canaries import GradientCanary, Mixed
 from dpaudit.diagnostics import CheckResults, Diagnosis
 from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError, quoted
@@ -339,6 +339,9 @@ def _signals(
 ) -> tuple[float, float | None]:
     """Return the mean score excess of present canaries: those on one coordinate, and spread ones."""
     count = scores.shape[1]
+    if facts and isinstance(facts.canary, GradientCanary):  # short ones arrive as they are
+        counted = count - facts.canary.num_uncounted(count)
+        scores, present = scores[:, :counted], present[:, :counted]
     narrow = facts.canary.num_narrow(count) if facts and isinstance(facts.canary, Mixed) else 0
     if narrow == 0:
         return _signal(scores, present), None

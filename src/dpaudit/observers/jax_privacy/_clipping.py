@@ -162,8 +162,8 @@ class JaxClip:
         seen.add(id(value))
         require_unmarked(value, "gradient function")
         if isinstance(value, BoundedSensitivityCallable):
-            inner = self._copied(value.fun, seen)
-            return None if inner is None else dataclasses.replace(value, fun=inner)
+            inner = self._copied(function_of(value), seen)
+            return None if inner is None else with_function(value, inner)
         if isinstance(value, functools.partial):
             inner = self._copied(value.func, seen)
             return None if inner is None else functools.partial(inner, *value.args, **value.keywords)
@@ -249,6 +249,21 @@ def bounded_callable(grad_fn: Any) -> BoundedSensitivityCallable:
             "not private."
         )
     return inner
+
+
+def function_of(bounded: Any) -> Any:
+    """Return the function inside the callable."""
+    return getattr(bounded, _function_name(bounded))
+
+
+def with_function(bounded: Any, function: Any) -> Any:
+    """Return the callable with another function inside."""
+    return dataclasses.replace(bounded, **{_function_name(bounded): function})
+
+
+def _function_name(bounded: Any) -> str:
+    """Return the name of the field with the function, which depends on the version of JAX Privacy."""
+    return next(name for name in ("bounded_sensitivity_fun", "fun") if hasattr(bounded, name))
 
 
 def _clips(function: FunctionType) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax_privacy
@@ -11,7 +11,7 @@ import jax_privacy
 from dpaudit import _validate
 from dpaudit.canaries import GradientCanary, Mixture, fresh_seed
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import with_block
+from dpaudit.observers._patching import replaced, with_block
 from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
 from dpaudit.observers.jax_privacy._host import Host, StepBarrier, new_checks
 from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserver, observed_canaries
@@ -119,11 +119,20 @@ def _observed(model: Any, observer: JaxObserver) -> Iterator[None]:
 @contextmanager
 def _library_observed(observer: JaxObserver) -> Iterator[None]:
     """Replace the functions with which a compiled step creates its gradient function and privatizer."""
-    noises = jax_privacy.noise_addition
-    clipped_grad, gaussian_privatizer = jax_privacy.clipped_grad, noises.gaussian_privatizer
-    jax_privacy.clipped_grad = lambda *args, **options: observer.gradient(clipped_grad(*args, **options))
-    noises.gaussian_privatizer = lambda **options: observer.privatizer(gaussian_privatizer(**options))
-    try:
+    clipped_grad = jax_privacy.clipped_grad
+    gaussian_privatizer = jax_privacy.noise_addition.gaussian_privatizer
+
+    def observed_grad(*args: Any, **options: Any) -> Any:
+        return observer.gradient(clipped_grad(*args, **options))
+
+    def observed_privatizer(**options: Any) -> Any:
+        return observer.privatizer(gaussian_privatizer(**options))
+
+    with ExitStack() as undo:
+        for module in (
+            jax_privacy,
+            jax_privacy.clipping,
+        ):  # which of them the step uses depends on the version
+            undo.enter_context(replaced(module, "clipped_grad", observed_grad))
+        undo.enter_context(replaced(jax_privacy.noise_addition, "gaussian_privatizer", observed_privatizer))
         yield
-    finally:
-        jax_privacy.clipped_grad, noises.gaussian_privatizer = clipped_grad, gaussian_privatizer

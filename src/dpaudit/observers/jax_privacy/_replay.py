@@ -6,7 +6,6 @@ The gradient function and the privatizer are passed to the step, which makes the
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -28,12 +27,12 @@ from dpaudit.observers._replay_result import (
     ReplayResult,
     StepTrace,
     scale_between,
+    unmatched_rows,
 )
-from dpaudit.observers.jax_privacy._clipping import JaxClip, bounded_callable, require_unmarked
+from dpaudit.observers.jax_privacy._clipping import JaxClip, bounded_callable, require_unmarked, with_function
 
 _NUM_PROJECTIONS = 3
 _ACCELERATOR_EPS = 2.0**-8  # of products in bfloat16
-_TOLERANCE = 1e-3
 
 
 def replay(
@@ -158,7 +157,7 @@ class _JaxRun:
         self._gradients, self._own_privatizer = gradients, privatizer
         self._bound, self._first = bound, first
         self._pending: list[tuple[NumberArray, FloatArray]] = []  # sums and rows since the last release
-        self.grad_fn = dataclasses.replace(gradients.bounded, fun=self._gradient)
+        self.grad_fn = with_function(gradients.bounded, self._gradient)
         self.privatizer = optax.GradientTransformation(privatizer.init, self._update)
 
     def _gradient(self, *args: Any, **options: Any) -> Any:
@@ -205,16 +204,11 @@ class _JaxRun:
 
 
 def _is_same(before: FloatArray | None, after: FloatArray | None) -> bool:
-    """Return whether the first gradients of batches of different sizes are the same, up to a factor."""
+    """Return whether one of two batches of different sizes has all gradients of the other, up to a factor."""
     if before is None or after is None or len(before) == len(after) or not len(before) or not len(after):
         return True
-    common = min(len(before), len(after))
-    one, two = before[:common], after[:common]
-    length = float((one[:, 0] ** 2).sum())
-    factor = float((one[:, 0] * two[:, 0]).sum()) / length if length > 0 else 1.0
-    scale = factor * np.abs(one[:, :1])
-    limits = _TOLERANCE * scale + 1e-6 * scale.max(initial=0.0)
-    return bool((np.abs(two - factor * one) <= limits).all())
+    ratio = len(before) / len(after)  # of gradients of a mean
+    return any(min(unmatched_rows(factor * before, after)) == 0 for factor in (1.0, ratio, 1 / ratio))
 
 
 def _flat(tree: Any) -> NumberArray:

@@ -21,6 +21,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, FSDP
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 from torch import Tensor, nn
 
+from dpaudit._faults import machine_fault
 from dpaudit._torch import GradientRows, SharedRows
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.errors import InputError
@@ -95,7 +96,8 @@ class PerSampleClip(OpacusClip):
         with restored(self._optimizer), attribute_restored(parameters, "grad_sample"):
             for parameter, part in split_like(rows, parameters):
                 parameter.grad_sample = part.to(parameter.dtype)
-            self._optimizer.clip_and_accumulate()
+            with _own_clipping(self._optimizer, len(rows)):
+                self._optimizer.clip_and_accumulate()
 
     def batch_sizes(self) -> list[int]:
         samples = getattr(self._optimizer.params[0], "grad_sample", None)
@@ -104,6 +106,23 @@ class PerSampleClip(OpacusClip):
 
     def pending_batch_sizes(self) -> list[int]:
         return self.batch_sizes()
+
+
+@contextmanager
+def _own_clipping(optimizer: DPOptimizer, num_rows: int) -> Iterator[None]:
+    """Say what is special about the call if it raises: its rows are no rows of the batch."""
+    try:
+        yield
+    except Exception as error:
+        if _is_of_opacus(optimizer, "clip_and_accumulate") or machine_fault(error) is not None:
+            raise
+        text = (str(error).splitlines() or ["no message"])[0]
+        raise InputError(
+            "Expected clip_and_accumulate() to clip any rows in grad_samples: canaries are clipped in a call "
+            f"of their own, after that for the batch, and with {num_rows} of them it raised "
+            f"{type(error).__name__}: {text} (Does it use one weight per example of the batch? Compute the "
+            "weights from grad_samples.)"
+        ) from error
 
 
 class GhostClip(OpacusClip):

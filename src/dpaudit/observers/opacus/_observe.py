@@ -14,7 +14,7 @@ from typing import Any
 from opacus.grad_sample.gsm_base import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-from torch import nn
+from torch import distributed, nn
 
 from dpaudit import _validate
 from dpaudit._torch import HeldOutData, require_fitting
@@ -27,6 +27,7 @@ from dpaudit.canaries import (
     fresh_seed,
     require_held_out,
 )
+from dpaudit.diagnostics import Check, CheckResults, Finding
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.opacus._batches import LoaderBatches
@@ -69,9 +70,14 @@ from dpaudit.recording import (
     WholeRunRecorder,
 )
 from dpaudit.recording._claim_source import CLAIM_PARTS
+from dpaudit.recording._signal_and_noise import RunCheck
 
 _NUM_INPUTS = 16  # canaries if no number is given
 _MIXTURE = Mixture()
+_ONE_RANK = (
+    "rows and batches of other processes are not tested: they are exchanged at the end of the with block, "
+    "unless it raises"
+)
 
 
 @_validate.without_epsilon(CLAIM_PARTS)
@@ -105,7 +111,8 @@ def observe(
     in memory. ``seed`` is the random seed of the audit, by default from the operating system. ``callbacks``
     receive the live bound every ``every`` steps; they may raise to end the training run. Bound and tests
     share the error rate of ``confidence``; with ``tests=False`` nothing but the scores is tested, and the
-    bound has all of it.
+    bound has all of it. Several processes exchange their findings at the end of the block, so that any of
+    them can call ``audit()`` afterwards.
 
     By default there are 1,024 gradient canaries, or half as many as a smaller model has parameters (64 if a
     subclass or a patch replaces the clipping), and fair coins decide which of them are present in each step.
@@ -132,12 +139,14 @@ def observe(
     is_sure = module is not None or isinstance(owner, AbstractGradSampleModule)  # not another with its layers
     prepared = PreparedTraining(optimizer=optimizer, module=owner if is_sure else None, loader=loader)
     lints = LintCheck(prepared, lambda: batches.loader)
+    checks: list[RunCheck] = [lints, sums.record, sums.batches, sums.norms, batches]
+    others = _OtherRanks(ranks.world_size)
     shared: dict[str, Any] = {
         "lints": lints,
         "loader": loader,
         "ranks": ranks,
         "sums": sums,
-        "checks": [lints, sums.record, sums.batches, sums.norms, batches],
+        "checks": [*checks, others],
         "given": DPSGDParams(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         ),
@@ -165,6 +174,43 @@ def observe(
     observer.recorder.noise.names = _parameter_names(optimizer, owner)
     with observer.installed():
         yield observer.recorder
+    if ranks.world_size > 1:  # not after an error, which another process may not have
+        noise = float(optimizer.noise_multiplier) if noise_multiplier is None else noise_multiplier
+        rate = accounted_rate(optimizer) if sample_rate is None else sample_rate
+        others.exchange([check.results(noise_multiplier=noise, sample_rate=rate) for check in checks])
+
+
+class _OtherRanks:
+    """What the checks of the other processes show, which see other rows and batches.
+
+    It is known after the ``with`` block, whose end all processes reach, so that any of them can audit alone.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._is_known = world_size == 1
+        self._certain: list[Finding] = []
+        self._checks: list[Check] = []
+
+    def exchange(self, own: list[CheckResults]) -> None:
+        """Send the results of this process to all others, and keep theirs unless they are the same."""
+        ranks: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(ranks, own)
+        self._is_known = True
+        known = {finding.sentence for results in own for finding in results.certain}
+        for rank, theirs in enumerate(ranks):
+            if rank == distributed.get_rank():
+                continue
+            for results in theirs:
+                new = [finding for finding in results.certain if finding.sentence not in known]
+                self._certain += [replace(one, sentence=f"On rank {rank}: {one.sentence}") for one in new]
+                self._checks += [
+                    replace(one, sentence=f"On rank {rank}: {one.sentence}") for one in results.checks
+                ]
+
+    def results(self, **_: Any) -> CheckResults:
+        """Return findings and tests with the number of their process."""
+        unknown = () if self._is_known else (_ONE_RANK,)
+        return CheckResults(certain=tuple(self._certain), checks=tuple(self._checks), not_covered=unknown)
 
 
 def _check_parts(loader: Any, module: Any) -> None:

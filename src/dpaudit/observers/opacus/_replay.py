@@ -9,9 +9,9 @@ releases.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,7 +66,8 @@ def replay(
     ``optimizer`` and ``model`` are what ``make_private`` returned. Models, optimizers with the tensors that
     they update, schedulers and other objects with a ``state_dict`` that the step refers to are found; name
     others that it writes to and that are published in ``also``, and those that are never published, such as a
-    metric, in ``unreleased``. Other variables of the step that depend on examples are named in a note.
+    metric, in ``unreleased``. Other private optimizers of the step are replayed like the first. Other
+    variables of the step that depend on examples are named in a note.
 
     The step runs about 70 times. Afterwards all of these objects, the accountant and the random number
     generators are as before. Adaptive clipping, ``secure_mode`` and several processes raise an error, and so
@@ -129,10 +130,11 @@ class _OpacusStep(ReplayedStep):
         roots = {**self._others, "optimizer": optimizer, "model": model, "generator": optimizer.generator}
         roots |= {f"unreleased[{index}]": value for index, value in enumerate(unreleased)}
         self._snapshot = TorchSnapshot(roots, step)
-        self._is_ghost = self.must_clip = isinstance(clip_for(optimizer, model), GhostClip)
+        self._protected = [_Protected.of(optimizer, model), *_more_protected(found, ignored)]
+        self.must_clip = any(one.ghost is not None for one in self._protected)
         self._private = {id(parameter): index for index, parameter in enumerate(optimizer.params)}
         self._more_weights = self._bare_weights(unreleased)
-        self._names = _parameter_names(optimizer, model)
+        self._names = _parameter_names(self._protected, model)
         compared = (*also, *unreleased, *optimizer.params, *self._more_weights.values())
         self._compared = {id(value) for value in compared}
         self.not_covered = self._uncovered(model)
@@ -159,18 +161,11 @@ class _OpacusStep(ReplayedStep):
         self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0, next_batch: Any = None
     ) -> StepTrace:
         self.restore()
-        optimizer = self._optimizer
-        _scale_norms(optimizer, self._model if self._is_ghost else None, norm_factor)
-        run = _OpacusRun(optimizer, self._model, self._snapshot, self._names, first)
+        run = _OpacusRun(self._snapshot, first)
         with ExitStack() as undo:
-            undo.enter_context(replaced(optimizer, "add_noise", run.add_noise))
-            undo.enter_context(replaced(optimizer, "scale_grad", run.scale_grad))
-            if self._is_ghost:
-                undo.enter_context(replaced(self._model, "get_clipping_coef", run.get_clipping_coef))
-            else:
-                undo.enter_context(replaced(optimizer, "clip_and_accumulate", run.clip_and_accumulate))
-            hook = updating_optimizer(optimizer).register_step_pre_hook(run.before_update)
-            undo.callback(hook.remove)
+            for protected in self._protected:
+                _scale_norms(protected, norm_factor)
+                _ReplacedMethods(protected, run, self._names).install(undo)
             try:
                 self._step(batch)
                 if next_batch is not None:
@@ -204,31 +199,105 @@ class _OpacusStep(ReplayedStep):
         found = ["what the step writes to files and logs, or to classes and other modules, is not compared"]
         if model is None:
             found.append("buffers and unprotected weights of the model: pass model=...")
-        if self._is_ghost:
+        if self.must_clip:
             found.append("with ghost clipping, norms of gradients were compared instead of gradients")
+        if len(self._protected) > 1:
+            found.append(
+                f"the step has {len(self._protected)} private optimizers: whether the claim counts the "
+                "releases of all of them is not checked"
+            )
         return tuple(found)
 
 
-class _OpacusRun:
-    """The methods that replace those of the optimizer during one run."""
+class _Protected(NamedTuple):
+    """A private optimizer, and the model that does its ghost clipping, if any."""
 
-    def __init__(
-        self,
-        optimizer: DPOptimizer,
-        model: Any,
-        snapshot: TorchSnapshot,
-        names: Mapping[int, str],
-        first: StepTrace | None,
-    ) -> None:
-        self.trace, self._names = StepTrace(), names
-        self._optimizer, self._model, self._snapshot, self._first = optimizer, model, snapshot, first
-        self._add_noise, self._scale_grad = optimizer.add_noise, optimizer.scale_grad
-        self._clip = optimizer.clip_and_accumulate
-        self._get_clipping_coef = getattr(model, "get_clipping_coef", None)
+    optimizer: DPOptimizer
+    ghost: Any
+
+    @classmethod
+    def of(cls, optimizer: DPOptimizer, model: Any) -> _Protected:
+        return cls(optimizer, model if isinstance(clip_for(optimizer, model), GhostClip) else None)
+
+
+def _more_protected(objects: Mapping[str, Any], ignored: Collection[int]) -> Iterator[_Protected]:
+    """Yield the other private optimizers among the objects of the step, each once."""
+    seen = set(ignored)
+    for wrapper in objects.values():
+        optimizer = _private_inside(wrapper)
+        if optimizer is not None and id(optimizer) not in seen:
+            seen.add(id(optimizer))
+            models = [one for one in objects.values() if _trains(optimizer, one)]
+            model = next((one for one in models if hasattr(one, "get_clipping_coef")), None)
+            _require_replayable(optimizer, model)
+            yield _Protected.of(optimizer, model)
+
+
+def _private_inside(wrapper: Any) -> DPOptimizer | None:
+    if not isinstance(wrapper, torch.optim.Optimizer):
+        return None
+    try:
+        optimizer: DPOptimizer = unwrapped(wrapper)
+    except InputError:  # a plain one
+        return None
+    return optimizer
+
+
+def _trains(optimizer: DPOptimizer, model: Any) -> bool:
+    own = set(map(id, model.parameters())) if isinstance(model, nn.Module) else set()
+    return bool(own) and own >= set(map(id, optimizer.params))
+
+
+class _OpacusRun:
+    """One run: its trace, and the random numbers of the noise."""
+
+    def __init__(self, snapshot: TorchSnapshot, first: StepTrace | None) -> None:
+        self.trace = StepTrace()
+        self._snapshot, self._first = snapshot, first
         self._start = snapshot.random_digest()
+
+    def before_noise(self) -> ReleaseTrace | None:
+        """Restore the random numbers of the first run; return its release, None if there is none."""
+        index = len(self.trace.releases)
+        state, used = self._snapshot.random_state(), self._snapshot.random_digest()
+        if self._first is None or index >= len(self._first.releases):
+            self.trace.uses_randomness |= used != self._start
+            self.trace.random.append((state, used))
+            return None
+        state, first = self._first.random[index]
+        self.trace.has_same_randomness &= used == first
+        self._snapshot.set_random_state(state)
+        return self._first.releases[index]
+
+    def after_noise(self, release: ReleaseTrace) -> None:
+        """Add a release to the trace."""
+        self.trace.releases.append(release)
+        self._start = self._snapshot.random_digest()
+
+
+class _ReplacedMethods:
+    """The methods that replace those of one optimizer during a run."""
+
+    def __init__(self, protected: _Protected, run: _OpacusRun, names: Mapping[int, str]) -> None:
+        self._optimizer, self._ghost = protected
+        self._run, self._trace, self._names = run, run.trace, names
+        self._add_noise, self._scale_grad = self._optimizer.add_noise, self._optimizer.scale_grad
+        self._clip = self._optimizer.clip_and_accumulate
+        self._get_clipping_coef = getattr(self._ghost, "get_clipping_coef", None)
         self._num_updates = 0
         self._rows: list[FloatArray] = []  # since the last release
         self._row_eps = 0.0
+
+    def install(self, undo: ExitStack) -> None:
+        """Replace the methods until ``undo`` is closed."""
+        undo.enter_context(replaced(self._optimizer, "add_noise", self.add_noise))
+        undo.enter_context(replaced(self._optimizer, "scale_grad", self.scale_grad))
+        if self._ghost is None:
+            undo.enter_context(replaced(self._optimizer, "clip_and_accumulate", self.clip_and_accumulate))
+        else:
+            undo.enter_context(replaced(self._ghost, "get_clipping_coef", self.get_clipping_coef))
+        hook = updating_optimizer(self._optimizer).register_step_pre_hook(self.before_update)
+        undo.callback(hook.remove)
 
     def clip_and_accumulate(self) -> None:
         """Note the gradients of the examples, then clip them."""
@@ -240,7 +309,7 @@ class _OpacusRun:
         """Note the norms of the gradients from which the model computes clipping factors."""
         assert self._get_clipping_coef is not None
         factors: Tensor = self._get_clipping_coef()
-        norms = self._model._per_sample_gradient_norms.detach()
+        norms = self._ghost._per_sample_gradient_norms.detach()
         self._note_rows(norms.double().cpu().numpy()[:, None], [norms])
         return factors
 
@@ -251,16 +320,7 @@ class _OpacusRun:
 
     def add_noise(self) -> None:
         """Add noise with the random numbers of the first run, and replace the release by that of it."""
-        index = len(self.trace.releases)
-        state, used = self._snapshot.random_state(), self._snapshot.random_digest()
-        known = None if self._first is None or index >= len(self._first.releases) else self._first
-        if known is None:
-            self.trace.uses_randomness |= used != self._start
-            self.trace.random.append((state, used))
-        else:
-            state, first = known.random[index]
-            self.trace.has_same_randomness &= used == first
-            self._snapshot.set_random_state(state)
+        first = self._run.before_noise()
         parameters = self._optimizer.params
         total = _numbers([parameter.summed_grad for parameter in parameters])
         self._add_noise()
@@ -269,13 +329,12 @@ class _OpacusRun:
         norm = float(self._optimizer.max_grad_norm)
         eps = max(torch.finfo(gradient.dtype).eps for gradient in gradients)
         rows = np.concatenate(self._rows) if self._rows else None
-        self.trace.releases.append(
+        self._rows = []
+        if first is not None and first.noisy.shape == noisy.shape:
+            self._pin(first.noisy)
+        self._run.after_noise(
             ReleaseTrace(total=total, noisy=noisy, unit=norm, eps=eps, rows=rows, row_eps=self._row_eps)
         )
-        self._rows = []
-        if known is not None:
-            self._pin(known.releases[index].noisy)
-        self._start = self._snapshot.random_digest()
 
     def _pin(self, released: NumberArray) -> None:
         vector = torch.from_numpy(released.copy())  # the optimizer changes it in place
@@ -287,19 +346,19 @@ class _OpacusRun:
         before = _numbers([parameter.grad for parameter in self._optimizer.params])
         self._scale_grad()
         after = _numbers([parameter.grad for parameter in self._optimizer.params])
-        factor = scale_between(before, after, self.trace.releases[-1].eps) if self.trace.releases else None
+        factor = scale_between(before, after, self._trace.releases[-1].eps) if self._trace.releases else None
         if factor:
-            self.trace.state["divisor", f"release {len(self.trace.releases)}"] = f"{1 / factor:.6g}"
+            self._trace.state["divisor", f"release {len(self._trace.releases)}"] = f"{1 / factor:.6g}"
 
     def before_update(self, *_: Any) -> None:
         """Note the gradient and the settings with which the wrapped optimizer is about to update."""
         suffix = f" in update {self._num_updates + 1}"
         self._num_updates += 1
         for name, text in _group_settings(self._optimizer):
-            self.trace.state["hyperparameters", name + suffix] = text
+            self._trace.state["hyperparameters", name + suffix] = text
         for parameter in self._optimizer.params:
             text = "None" if parameter.grad is None else digest(parameter.grad)
-            self.trace.state["gradient-after-noise", f"{self._names[id(parameter)]}{suffix}"] = text
+            self._trace.state["gradient-after-noise", f"{self._names[id(parameter)]}{suffix}"] = text
 
 
 def _numbers(parts: Sequence[Any]) -> NumberArray:
@@ -328,15 +387,16 @@ def _group_settings(optimizer: DPOptimizer) -> Iterator[tuple[str, str]]:
         yield from state_digests(name, settings)
 
 
-def _scale_norms(optimizer: Any, model: Any, factor: float) -> None:
+def _scale_norms(protected: _Protected, factor: float) -> None:
     """Multiply all clipping norms; the snapshot restores them."""
+    optimizer: Any = protected.optimizer
     if factor == 1.0:
         return
     optimizer.max_grad_norm = optimizer.max_grad_norm * factor
     if hasattr(optimizer, "max_grad_norms"):
         optimizer.max_grad_norms = [norm * factor for norm in optimizer.max_grad_norms]
-    if model is not None:
-        model.max_grad_norm = model.max_grad_norm * factor
+    if protected.ghost is not None:
+        protected.ghost.max_grad_norm = protected.ghost.max_grad_norm * factor
 
 
 def _accountants(optimizer: DPOptimizer) -> dict[str, Any]:
@@ -348,8 +408,9 @@ def _accountants(optimizer: DPOptimizer) -> dict[str, Any]:
     return {"accountant": known["self"]} if has_state_dict(known.get("self")) else {}
 
 
-def _parameter_names(optimizer: DPOptimizer, model: Any) -> dict[int, str]:
-    names = {id(value): f"parameter {index}" for index, value in enumerate(optimizer.params)}
+def _parameter_names(protected: Sequence[_Protected], model: Any) -> dict[int, str]:
+    parameters = [value for optimizer, _ in protected for value in optimizer.params]
+    names = {id(value): f"parameter {index}" for index, value in enumerate(parameters)}
     if model is not None:
         names |= {id(value): name.removeprefix("_module.") for name, value in model.named_parameters()}
     return names
