@@ -1,0 +1,107 @@
+"""Correct private linear regressions whose gradients depend on earlier noise, and all tests of their noise.
+
+Weights are sums of earlier releases, so the noise of a step changes the gradients of the steps after it. The
+more often the learning rate exceeds the inverse curvature, and the less is clipped, the more of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from dpaudit.diagnostics import Diagnosis, Diagnostics
+
+NUM_EXAMPLES, SAMPLE_RATE = 1_000, 0.1
+SIZES = (8, 40)  # numbers of weights
+SETTINGS = tuple(product(("SGD", "momentum", "Adam"), (0.2, 0.5, 1.0, 1.5), (0.0, 0.5)))
+SCHEDULES = (1.0, 0.995, 0.9)
+FIRST_NOISE = 1_000.0  # of a schedule that falls by a tenth per step to the claimed level
+
+
+@dataclass(frozen=True)
+class LinearTraining:
+    """A private linear regression; ``rate`` is the learning rate times the curvature of the mean loss."""
+
+    update: str
+    rate: float
+    clipped: float
+    """The share of the first gradients that are clipped."""
+    decay: float
+    """The factor of the noise per step, until it is as claimed; 1 if it is always as claimed."""
+    num_steps: int
+
+    @property
+    def name(self) -> str:
+        noise = "as claimed" if self.decay == 1 else f"times {self.decay:g} per step"
+        return f"{self.update}, {self.rate:g} / curvature, {100 * self.clipped:g} % clipped, noise {noise}"
+
+    def noise_levels(self) -> np.ndarray:
+        """Return the standard deviation of each step, in claimed ones."""
+        first = self.decay**-self.num_steps if self.decay > 0.99 else FIRST_NOISE  # noqa: PLR2004
+        return np.maximum(1.0, first * self.decay ** np.arange(self.num_steps))
+
+    def diagnose(self, seed: int, confidence: float = 0.95) -> Diagnosis:
+        """Train, and test the noise of all steps."""
+        rng = np.random.default_rng([seed, self.num_steps, int(1e3 * self.decay), int(10 * self.rate)])
+        size = SIZES[seed % len(SIZES)]
+        inputs = rng.standard_normal((NUM_EXAMPLES, size))
+        targets = inputs @ rng.standard_normal(size) + rng.standard_normal(NUM_EXAMPLES)
+        curvature = float(np.linalg.eigvalsh(inputs.T @ inputs / NUM_EXAMPLES)[-1])
+        first = np.linalg.norm(inputs * targets[:, None], axis=1)
+        norm = float(np.quantile(first, 1 - self.clipped)) if self.clipped else 1e3 * float(first.max())
+        std = min(norm, float(first.mean()))  # of the noise: with a large norm, a tiny noise multiplier
+        optimizer, weights = _Optimizer(self.update, self.rate / curvature), np.zeros(size)
+        record = Diagnostics(sample_rate=SAMPLE_RATE)
+        for level in self.noise_levels():
+            chosen = np.flatnonzero(rng.random(NUM_EXAMPLES) < SAMPLE_RATE)
+            rows = inputs[chosen] * (inputs[chosen] @ weights - targets[chosen])[:, None]
+            lengths = np.linalg.norm(rows, axis=1)
+            total = (rows / np.maximum(1.0, lengths / norm)[:, None]).sum(axis=0)
+            noise = std * rng.standard_normal(size)
+            record.observe_noise(
+                level * noise / std,
+                known=total / std,
+                released=total + level * noise,
+                weights=weights,
+                batch_size=chosen.size,
+                sum_norm=float(np.linalg.norm(total)),
+                longest=float(lengths.max(initial=0.0)),
+            )
+            record.observe_batch(chosen, NUM_EXAMPLES)
+            weights = weights - optimizer.step((total + level * noise) / (SAMPLE_RATE * NUM_EXAMPLES))
+        return record.diagnose(confidence)
+
+
+class _Optimizer:
+    """The changes of the weights by SGD, by SGD with momentum 0.9, or by Adam."""
+
+    def __init__(self, update: str, rate: float) -> None:
+        self._update, self._rate = update, rate
+        self._first: np.ndarray | float = 0.0
+        self._second: np.ndarray | float = 0.0
+        self._count = 0
+
+    def step(self, gradient: np.ndarray) -> np.ndarray:
+        self._count += 1
+        if self._update == "SGD":
+            return self._rate * gradient
+        if self._update == "momentum":
+            self._first = 0.9 * self._first + gradient
+            return self._rate * self._first
+        self._first = 0.9 * self._first + 0.1 * gradient
+        self._second = 0.999 * self._second + 0.001 * gradient**2
+        mean, square = self._first / (1 - 0.9**self._count), self._second / (1 - 0.999**self._count)
+        return 0.05 * self._rate * mean / np.sqrt(square + 1e-8)
+
+
+def trainings(count: int) -> Iterator[tuple[LinearTraining, int]]:
+    """Yield this many trainings with their seeds: all settings and schedules in turn, 200 to 2,000 steps."""
+    lengths = np.random.default_rng(0).integers(200, 2_001, count).tolist()
+    settings = list(product(SETTINGS, SCHEDULES))
+    for seed, num_steps in enumerate(lengths):
+        setting, decay = settings[seed % len(settings)]
+        yield LinearTraining(*setting, decay, num_steps), seed + math.floor(seed / len(settings))
