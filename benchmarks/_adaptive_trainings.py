@@ -24,7 +24,7 @@ FIRST_NOISE = 1_000.0  # of a schedule that falls by a tenth per step to the cla
 
 @dataclass(frozen=True)
 class LinearTraining:
-    """A private linear regression; ``rate`` is the learning rate times the curvature of the mean loss."""
+    """A private linear regression with noise multiplier 1; ``rate`` is the learning rate times the curvature."""
 
     update: str
     rate: float
@@ -52,8 +52,7 @@ class LinearTraining:
         targets = inputs @ rng.standard_normal(size) + rng.standard_normal(NUM_EXAMPLES)
         curvature = float(np.linalg.eigvalsh(inputs.T @ inputs / NUM_EXAMPLES)[-1])
         first = np.linalg.norm(inputs * targets[:, None], axis=1)
-        norm = float(np.quantile(first, 1 - self.clipped)) if self.clipped else 1e3 * float(first.max())
-        std = min(norm, float(first.mean()))  # of the noise: with a large norm, a tiny noise multiplier
+        norm = float(np.quantile(first, 1 - self.clipped)) if self.clipped else 2 * float(first.max())
         optimizer, weights = _Optimizer(self.update, self.rate / curvature), np.zeros(size)
         record = Diagnostics(sample_rate=SAMPLE_RATE)
         for level in self.noise_levels():
@@ -61,10 +60,10 @@ class LinearTraining:
             rows = inputs[chosen] * (inputs[chosen] @ weights - targets[chosen])[:, None]
             lengths = np.linalg.norm(rows, axis=1)
             total = (rows / np.maximum(1.0, lengths / norm)[:, None]).sum(axis=0)
-            noise = std * rng.standard_normal(size)
+            noise = norm * rng.standard_normal(size)
             record.observe_noise(
-                level * noise / std,
-                known=total / std,
+                level * noise / norm,
+                known=total / norm,
                 released=total + level * noise,
                 weights=weights,
                 batch_size=chosen.size,
