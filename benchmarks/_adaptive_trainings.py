@@ -6,6 +6,7 @@ more often the learning rate exceeds the inverse curvature, and the less is clip
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from itertools import product
 
 import numpy as np
 
+import dpaudit
 from dpaudit.diagnostics import Diagnosis, Diagnostics
 
 NUM_EXAMPLES, SAMPLE_RATE = 1_000, 0.1
@@ -24,7 +26,7 @@ FIRST_NOISE = 1_000.0  # of a schedule that falls by a tenth per step to the cla
 
 @dataclass(frozen=True)
 class LinearTraining:
-    """A private linear regression with noise multiplier 1; ``rate`` is the learning rate times the curvature."""
+    """A private linear regression with noise multiplier 1; ``rate`` is the learning rate times curvature."""
 
     update: str
     rate: float
@@ -41,18 +43,14 @@ class LinearTraining:
 
     def noise_levels(self) -> np.ndarray:
         """Return the standard deviation of each step, in claimed ones."""
-        first = self.decay**-self.num_steps if self.decay > 0.99 else FIRST_NOISE  # noqa: PLR2004
+        first = self.decay**-self.num_steps if self.decay > 0.99 else FIRST_NOISE
         return np.maximum(1.0, first * self.decay ** np.arange(self.num_steps))
 
     def diagnose(self, seed: int, confidence: float = 0.95) -> Diagnosis:
         """Train, and test the noise of all steps."""
         rng = np.random.default_rng([seed, self.num_steps, int(1e3 * self.decay), int(10 * self.rate)])
-        size = SIZES[seed % len(SIZES)]
-        inputs = rng.standard_normal((NUM_EXAMPLES, size))
-        targets = inputs @ rng.standard_normal(size) + rng.standard_normal(NUM_EXAMPLES)
-        curvature = float(np.linalg.eigvalsh(inputs.T @ inputs / NUM_EXAMPLES)[-1])
-        first = np.linalg.norm(inputs * targets[:, None], axis=1)
-        norm = float(np.quantile(first, 1 - self.clipped)) if self.clipped else 2 * float(first.max())
+        inputs, targets = self._examples(rng, SIZES[seed % len(SIZES)])
+        size, norm, curvature = inputs.shape[1], self._norm(inputs, targets), _curvature(inputs)
         optimizer, weights = _Optimizer(self.update, self.rate / curvature), np.zeros(size)
         record = Diagnostics(sample_rate=SAMPLE_RATE)
         for level in self.noise_levels():
@@ -73,6 +71,54 @@ class LinearTraining:
             record.observe_batch(chosen, NUM_EXAMPLES)
             weights = weights - optimizer.step((total + level * noise) / (SAMPLE_RATE * NUM_EXAMPLES))
         return record.diagnose(confidence)
+
+    def audit_with_opacus(self, seed: int) -> dpaudit.Result:
+        """Train with Opacus, and return the audit with default settings."""
+        import torch  # noqa: PLC0415  # the other trainings need nothing but NumPy
+        from opacus import PrivacyEngine  # noqa: PLC0415
+
+        from dpaudit.observers.opacus import observe  # noqa: PLC0415
+
+        torch.manual_seed(seed)
+        inputs, targets = self._examples(np.random.default_rng(seed), SIZES[seed % len(SIZES)])
+        norm, rate = self._norm(inputs, targets), self.rate / _curvature(inputs)
+        model = torch.nn.Linear(inputs.shape[1], 1, bias=False)
+        updates = {
+            "SGD": torch.optim.SGD(model.parameters(), lr=rate),
+            "momentum": torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9),
+            "Adam": torch.optim.Adam(model.parameters(), lr=0.05 * self.rate),
+        }
+        data = torch.utils.data.TensorDataset(torch.Tensor(inputs), torch.Tensor(targets)[:, None])
+        model, optimizer, loader = PrivacyEngine().make_private(
+            module=model,
+            optimizer=updates[self.update],
+            data_loader=torch.utils.data.DataLoader(data, batch_size=int(SAMPLE_RATE * NUM_EXAMPLES)),
+            noise_multiplier=1.0,
+            max_grad_norm=norm,
+        )
+        levels = iter(self.noise_levels())
+        with observe(
+            optimizer, loader=loader, num_steps=self.num_steps, delta=1e-5, noise_multiplier=1.0
+        ) as recorder:
+            while recorder.num_done < self.num_steps:
+                for chosen, wanted in itertools.islice(loader, self.num_steps - recorder.num_done):
+                    optimizer.noise_multiplier = float(next(levels))
+                    optimizer.zero_grad()
+                    (torch.nn.functional.mse_loss(model(chosen), wanted) / 2).backward()
+                    optimizer.step()
+        return recorder.audit()
+
+    def _examples(self, rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+        inputs = rng.standard_normal((NUM_EXAMPLES, size))
+        return inputs, inputs @ rng.standard_normal(size) + rng.standard_normal(NUM_EXAMPLES)
+
+    def _norm(self, inputs: np.ndarray, targets: np.ndarray) -> float:
+        first = np.linalg.norm(inputs * targets[:, None], axis=1)
+        return float(np.quantile(first, 1 - self.clipped)) if self.clipped else 2 * float(first.max())
+
+
+def _curvature(inputs: np.ndarray) -> float:
+    return float(np.linalg.eigvalsh(inputs.T @ inputs / NUM_EXAMPLES)[-1])
 
 
 class _Optimizer:

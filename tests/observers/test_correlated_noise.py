@@ -50,7 +50,9 @@ def audited(matrix, width=WIDTH):
         return (rows / norms).sum(axis=0) + next(released)
 
     claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
-    observed = observe_step(step, np.zeros((4, width)), claim=claim, max_grad_norm=1.0, num_steps=STEPS, seed=0)
+    observed = observe_step(
+        step, np.zeros((4, width)), claim=claim, max_grad_norm=1.0, num_steps=STEPS, seed=0
+    )
     return observed.audit()
 
 

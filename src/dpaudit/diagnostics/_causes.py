@@ -61,9 +61,7 @@ _OF_CORRELATION = (
 _SAME_NUMBERS = {"repeated-noise", "tied-noise"}  # a common mean makes steps alike, but no numbers equal
 ALSO_ABSENT = "absent canaries score"
 """How the cause of an arrival begins that is not the clipping: something is added to the release."""
-CORRELATED_BY_DESIGN = (
-    "correlated noise (DP-FTRL, matrix factorization)? A DP-SGD claim does not describe it"
-)
+CORRELATED_BY_DESIGN = "correlated noise (DP-FTRL, matrix factorization)? A DP-SGD claim does not describe it"
 """The cause if the noise is a causal filter of white noise of the claimed level."""
 
 SAMPLING = frozenset({"sample-rate", "batch-sizes", "participation-counts", "batch-overlap"})

@@ -16,7 +16,7 @@ import scipy
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy import special
 
-from dpaudit._types import FloatArray, ScoreArray
+from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics._causes import CORRELATED_BY_DESIGN
 from dpaudit.diagnostics._dependence_tests import MAX_LAG, segments
 from dpaudit.diagnostics._noise_record import NoiseRecord
@@ -41,6 +41,9 @@ _USUAL_SHARE = 0.2  # of a sum in the noise: any is detected, but shares of this
 _OLDER = MAX_LAG + 1  # stands for the mean of all sums that are older than the largest lag
 _TINY = 1e-30  # smallest norm of a vector that has a direction
 _ALL = MAX_LAG + 2  # stands for all earlier steps
+_AT_ONCE = 64  # steps
+_FEWEST = 3  # steps of a kind, so that their energies have a variance
+_AROUND = 6  # steps before and after one that are compared with it
 _SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
 _STEPS_PER_LAG = 4  # that are needed to fit a filter
 _AS_CLAIMED = 0.95  # of the claimed variance: 4 % is the standard error of 1,200 numbers
@@ -301,6 +304,81 @@ def _running_sums(rows: ScoreArray) -> ScoreArray:
     return sums
 
 
+@dataclass(frozen=True, eq=False)
+class StepEnergies:
+    """The mean square of the scores of absent canaries in each step, which is the noise alone."""
+
+    means: FloatArray
+    counts: FloatArray
+    kinds: IntArray  # 0: usual, 1: without canaries, 2: with short ones only
+
+    @classmethod
+    def of(cls, scores: FloatArray, present: BoolArray, kinds: IntArray) -> StepEnergies:
+        """Compute the energy of each step (steps x canaries)."""
+        counts = present.shape[1] - np.count_nonzero(present, axis=1).astype(np.float64)
+        squares = np.empty(len(scores))
+        for start in range(0, len(scores), _AT_ONCE):  # new memory takes more time than arithmetic
+            steps = slice(start, start + _AT_ONCE)
+            alone = np.where(present[steps], 0.0, scores[steps])
+            squares[steps] = np.einsum("ij,ij->i", alone, alone)
+        return cls(squares / np.maximum(counts, 1.0), counts, kinds)
+
+    def checks(self) -> Iterator[Check]:
+        """Yield the test of the noise with and without canaries."""
+        rest = self.kinds == 0
+        if rest.any():
+            yield from replace(self, means=self.means / self._levels(rest))._checks(rest)
+
+    def _levels(self, rest: BoolArray) -> FloatArray:
+        """Return the usual energy of the steps around each: a schedule of the noise must not matter."""
+        weights = np.where(rest, self.counts, 0.0)
+        around = np.array([1.0] * _AROUND + [0.0] + [1.0] * _AROUND)
+        logs = weights * np.log(np.maximum(self.means, _TINY))
+        sums, numbers = (np.convolve(one, around)[_AROUND:-_AROUND] for one in (logs, weights))
+        levels: FloatArray = np.exp(sums / np.maximum(numbers, 1.0))
+        return levels
+
+    def _checks(self, rest: BoolArray) -> Iterator[Check]:
+        found = [
+            (self._p_value(self.kinds == kind, rest), kind)
+            for kind in (1, 2)
+            if min(np.count_nonzero(self.kinds == kind), np.count_nonzero(rest)) >= _FEWEST
+        ]
+        if not found:
+            return
+        p_value, kind = min(found)
+        ratio = float(np.sqrt(self._mean(self.kinds == kind) / max(self._mean(rest), 1e-300)))
+        which = "without canaries" if kind == 1 else "in which all canaries are short"
+        yield Check(
+            name="noise-by-canaries",
+            p_value=min(1.0, len(found) * p_value),
+            sentence=f"the noise of steps {which} is {ratio:.3g} of the noise of the other steps.",
+            estimate=ratio,
+        )
+
+    def _mean(self, chosen: BoolArray) -> float:
+        return float(self.means[chosen] @ self.counts[chosen] / self.counts[chosen].sum())
+
+    def _p_value(self, chosen: BoolArray, rest: BoolArray) -> float:
+        """Return the two-sided p-value of an F test; noise that varies has fewer degrees of freedom."""
+        one, other = self._mean(chosen), self._mean(rest)
+        freedom = self._freedom(chosen), self._freedom(rest)
+        if min(one, other) <= 0:
+            return 0.0 if max(one, other) > 0 else 1.0
+        ratio = one / other
+        tail = scipy.stats.f.sf(ratio, *freedom), scipy.stats.f.cdf(ratio, *freedom)
+        return min(1.0, 2 * float(min(tail)))
+
+    def _freedom(self, chosen: BoolArray) -> float:
+        """Return the degrees of freedom of the mean energy, at most the number of scores."""
+        counts, means = self.counts[chosen], self.means[chosen]
+        number = float(counts.sum())
+        own = self._mean(chosen)
+        varying = float(np.mean(counts * (means - own) ** 2))  # 2 own^2 if noise is the same in all steps
+        number /= 1 + 1 / (2 * _AROUND)  # the level of the steps around one has an error, too
+        return number / max(1.0, varying / (2 * own**2)) if own > 0 else number
+
+
 def with_cause_of_correlation(record: NoiseRecord, checks: Sequence[Check]) -> list[Check]:
     """Return the checks; if steps are correlated on purpose, as in DP-FTRL, the cause says so."""
     return [
@@ -321,7 +399,7 @@ def _is_filtered(record: NoiseRecord) -> bool:
     """
     rows = record.rows.astype(np.float64)
     lags = min(MAX_LAG, len(rows) // _STEPS_PER_LAG)
-    if lags == 0 or rows.shape[1] < 2:  # noqa: PLR2004  # one coordinate to fit, one to test
+    if lags == 0 or rows.shape[1] < 2:  # one coordinate to fit, one to test
         return False
     totals = np.cumsum(rows, axis=0)
     earlier = np.stack([*(rows[lags - lag : -lag] for lag in range(1, lags + 1)), totals[lags - 1 : -1]])
