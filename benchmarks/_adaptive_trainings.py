@@ -150,3 +150,11 @@ def trainings(count: int) -> Iterator[tuple[LinearTraining, int]]:
     for seed, num_steps in enumerate(lengths):
         setting, decay = settings[seed % len(settings)]
         yield LinearTraining(*setting, decay, num_steps), seed + math.floor(seed / len(settings))
+
+
+def has_finding(
+    rng: np.random.Generator, _: float, *, update: str, rate: float, clipped: float, decay: float, steps: int
+) -> float:
+    """Return 1 if a correct training has any finding at 95 % confidence, for docs/soundness.md; or else 0."""
+    training = LinearTraining(update, rate, clipped, decay, steps)
+    return float(bool(training.diagnose(int(rng.integers(2**32))).findings))
