@@ -5,7 +5,7 @@
 The first table is about all tests of noise and batches, the second about the tests of rows, which replace
 those of batches where only the rows of a batch are known, the third about the tests of regular noise. The
 fourth is about every p-value of audits with default settings, of 100 correct steps, and of their batches, the
-fifth about trainings whose gradients depend on earlier noise.
+fifth about training runs whose gradients depend on earlier noise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from _adaptive_trainings import SCHEDULES, SETTINGS, LinearTraining, trainings
+from _adaptive_runs import SCHEDULES, SETTINGS, LinearTraining, adaptive_runs
 from _cases import restart_in_environment
 
 from dpaudit.diagnostics import Check, Diagnosis, Diagnostics
@@ -259,17 +259,17 @@ def audits_table(repetitions: int) -> str:
         return p_value_table("of | test", runs(), repetitions, SMALL_OF_ALL)
 
 
-TRAININGS, OPACUS_RUNS, OPACUS_STEPS = 400, 40, 800
+SIMULATED_RUNS, OPACUS_RUNS, OPACUS_STEPS = 400, 40, 800
 
 
 def adaptive_checks(number: int) -> tuple[Check, ...]:
-    """Return the checks of one of the simulated trainings whose gradients depend on earlier noise."""
-    training, seed = list(trainings(TRAININGS))[number]
+    """Return the checks of one of the simulated training runs whose gradients depend on earlier noise."""
+    training, seed = list(adaptive_runs(SIMULATED_RUNS))[number]
     return training.diagnose(seed).checks
 
 
 def opacus_checks(number: int) -> tuple[Check, ...]:
-    """Return the checks of the audit of such a training with Opacus, at most one of each setting."""
+    """Return the checks of the audit of such a training run with Opacus, at most one of each setting."""
     warnings.simplefilter("ignore")
     settings = list(product(SETTINGS, SCHEDULES))
     setting, decay = settings[7 * number % len(settings)]
@@ -284,7 +284,7 @@ def adaptive_table(repetitions: int) -> str:
                 "of | test", [(name, pool.imap_unordered(checks, range(count)))], count, SMALL_OF_ALL
             )
             for name, checks, count in (
-                ("simulated training", adaptive_checks, min(repetitions, TRAININGS)),
+                ("simulated training", adaptive_checks, min(repetitions, SIMULATED_RUNS)),
                 ("audit with Opacus", opacus_checks, OPACUS_RUNS),
             )
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import soundness_steps as steps
-from _adaptive_trainings import has_finding
+from _adaptive_runs import has_finding
 from soundness_runs import run_sections
 from soundness_steps import MIDDLE, MUS, Section, Trial, trial
 
@@ -21,7 +21,7 @@ def sections(repetitions: int) -> list[Section]:
         _truncated(max(repetitions // 10, 1)),
         _overlap(some),
         _halves(some),
-        _trainings(max(repetitions // 25, 1)),
+        _adaptive_training(max(repetitions // 25, 1)),
         *run_sections(repetitions),
     ]
 
@@ -290,7 +290,7 @@ def _halves(repetitions: int) -> Section:
     )
 
 
-def _trainings(repetitions: int) -> Section:
+def _adaptive_training(repetitions: int) -> Section:
     columns = {1.0: "as claimed", 0.995: "times 0.995 per step", 0.9: "times 0.9 per step"}
     settings = [
         (update, rate, clipped)

@@ -74,7 +74,7 @@ class LinearTraining:
 
     def audit_with_opacus(self, seed: int) -> dpaudit.Result:
         """Train with Opacus, and return the audit with default settings."""
-        import torch  # noqa: PLC0415  # the other trainings need nothing but NumPy
+        import torch  # noqa: PLC0415  # the other runs need nothing but NumPy
         from opacus import PrivacyEngine  # noqa: PLC0415
 
         from dpaudit.observers.opacus import observe  # noqa: PLC0415
@@ -143,8 +143,8 @@ class _Optimizer:
         return 0.05 * self._rate * mean / np.sqrt(square + 1e-8)
 
 
-def trainings(count: int) -> Iterator[tuple[LinearTraining, int]]:
-    """Yield this many trainings with their seeds: all settings and schedules in turn, 200 to 2,000 steps."""
+def adaptive_runs(count: int) -> Iterator[tuple[LinearTraining, int]]:
+    """Yield this many training runs with their seeds: all settings and schedules in turn, 200 to 2,000 steps."""
     lengths = np.random.default_rng(0).integers(200, 2_001, count).tolist()
     settings = list(product(SETTINGS, SCHEDULES))
     for seed, num_steps in enumerate(lengths):
