@@ -1,10 +1,11 @@
 """Simulate how often a correct training run has a finding, and write the tables to docs/diagnostics.md.
 
-    python benchmarks/diagnostics_error.py [--repetitions 2000] [--part noise|rows|regular|audits]
+    python benchmarks/diagnostics_error.py [--repetitions 2000] [--part noise|rows|regular|audits|adaptive]
 
 The first table is about all tests of noise and batches, the second about the tests of rows, which replace
 those of batches where only the rows of a batch are known, the third about the tests of regular noise. The
-fourth is about every p-value of audits with default settings, of 100 correct steps, and of their batches.
+fourth is about every p-value of audits with default settings, of 100 correct steps, and of their batches, the
+fifth about training runs whose gradients depend on earlier noise.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+from _adaptive_runs import SCHEDULES, SETTINGS, LinearTraining, adaptive_runs
 from _cases import restart_in_environment
 
 from dpaudit.diagnostics import Check, Diagnosis, Diagnostics
@@ -256,11 +259,43 @@ def audits_table(repetitions: int) -> str:
         return p_value_table("of | test", runs(), repetitions, SMALL_OF_ALL)
 
 
+SIMULATED_RUNS, OPACUS_RUNS, OPACUS_STEPS = 400, 40, 800
+
+
+def adaptive_checks(number: int) -> tuple[Check, ...]:
+    """Return the checks of one of the simulated training runs whose gradients depend on earlier noise."""
+    training, seed = list(adaptive_runs(SIMULATED_RUNS))[number]
+    return training.diagnose(seed).checks
+
+
+def opacus_checks(number: int) -> tuple[Check, ...]:
+    """Return the checks of the audit of such a training run with Opacus, at most one of each setting."""
+    warnings.simplefilter("ignore")
+    settings = list(product(SETTINGS, SCHEDULES))
+    setting, decay = settings[7 * number % len(settings)]
+    diagnosis = LinearTraining(*setting, decay, OPACUS_STEPS).audit_with_opacus(number).diagnosis
+    return diagnosis.checks if diagnosis is not None else ()
+
+
+def adaptive_table(repetitions: int) -> str:
+    with get_context("spawn").Pool(os.cpu_count()) as pool:
+        return "\n\n".join(
+            p_value_table(
+                "of | test", [(name, pool.imap_unordered(checks, range(count)))], count, SMALL_OF_ALL
+            )
+            for name, checks, count in (
+                ("simulated training", adaptive_checks, min(repetitions, SIMULATED_RUNS)),
+                ("audit with Opacus", opacus_checks, OPACUS_RUNS),
+            )
+        )
+
+
 PARTS = {
     "noise": ("", table),
     "rows": (", rows", rows_table),
     "regular": (", regular", regular_table),
     "audits": (", audits", audits_table),
+    "adaptive": (", adaptive", adaptive_table),
 }
 
 

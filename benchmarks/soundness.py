@@ -33,7 +33,8 @@ from dpaudit.stats import Coverage, coverage, ideal_observations, tally
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".soundness-cache.json"
-CODE = ("src/dpaudit/stats", "src/dpaudit/accounting", "src/dpaudit/recording")  # what numbers depend on
+# what numbers depend on
+CODE = ("src/dpaudit/stats", "src/dpaudit/accounting", "src/dpaudit/recording", "src/dpaudit/diagnostics")
 MUS = (0.0, 0.1, 0.39, 1.0, 3.0, 6.0)
 SIZES = (50, 200, 1000, 2500)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import soundness_steps as steps
+from _adaptive_runs import has_finding
 from soundness_runs import run_sections
-from soundness_steps import MIDDLE, MUS, Section, trial
+from soundness_steps import MIDDLE, MUS, Section, Trial, trial
 
 
 def sections(repetitions: int) -> list[Section]:
@@ -20,6 +21,7 @@ def sections(repetitions: int) -> list[Section]:
         _truncated(max(repetitions // 10, 1)),
         _overlap(some),
         _halves(some),
+        _adaptive_training(max(repetitions // 25, 1)),
         *run_sections(repetitions),
     ]
 
@@ -298,4 +300,37 @@ def _halves(repetitions: int) -> Section:
             )
             for count, canaries, mu in ((6, 1024, 0.39), (3, 4096, 0.1))
         ),
+    )
+
+
+def _adaptive_training(repetitions: int) -> Section:
+    columns = {1.0: "as claimed", 0.995: "times 0.995 per step", 0.9: "times 0.9 per step"}
+    settings = [
+        (update, rate, clipped)
+        for update, rate in (("SGD", 0.5), ("SGD", 1.0), ("momentum", 1.0), ("Adam", 1.5))
+        for clipped in (0.0, 0.5)
+    ]
+    return Section(
+        title="Tests of noise in adaptive training",
+        text=(
+            "Correct linear regressions whose gradients depend on earlier noise, with 300 steps at noise"
+            " multiplier 1; the noise is as claimed, or falls to the claimed level. The share with any"
+            " finding of [tests](diagnostics.md#error-rate), at 95 % joint confidence."
+        ),
+        head=("update, learning rate x curvature", "clipped"),
+        trials=tuple(
+            Trial(
+                (f"{update}, {rate:g}", f"{100 * clipped:g} %"),
+                columns[decay],
+                0.5,
+                repetitions,
+                has_finding,
+                tuple(
+                    {"update": update, "rate": rate, "clipped": clipped, "decay": decay, "steps": 300}.items()
+                ),
+            )
+            for update, rate, clipped in settings
+            for decay in columns
+        ),
+        has_ratio=False,
     )

@@ -10,7 +10,8 @@ from scipy import stats
 
 from dpaudit.canaries import Directions, Draws, Mixture, ParameterLayout
 from dpaudit.diagnostics import Check, CheckResults, Diagnosis
-from dpaudit.diagnostics._arrival import ArrivedCanaries, StepEnergies, arrival_cells
+from dpaudit.diagnostics._arrival import ArrivedCanaries, arrival_cells
+from dpaudit.diagnostics._data_tests import StepEnergies
 from dpaudit.recording import ObservedCanaries
 from dpaudit.recording._score_log import ScoreLog
 

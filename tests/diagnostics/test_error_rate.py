@@ -7,6 +7,8 @@ import pytest
 from statistical_limits import most_flagged
 
 from dpaudit.diagnostics import Diagnostics
+from dpaudit.diagnostics._data_tests import noise_by_batch
+from dpaudit.diagnostics._noise_record import NoiseRecord
 
 
 def correct(seed, num_steps, leaves, examples, grid):
@@ -42,3 +44,32 @@ def test_false_alarms_are_as_rare_as_the_confidence_says(size, repetitions):
     assert all(count <= most_of_a_test for count in small.values()), small
     if size[0] > 1:  # without the correction for many tests the rate would be seen to be wrong
         assert sum(min(check.p_value for check in one.checks) <= 0.05 for one in made) > most
+
+
+def regression(seed, num_steps=2000):
+    """The noise of a linear regression; little is clipped, so the sums of a step depend on earlier noise."""
+    rng = np.random.default_rng(seed)
+    inputs = rng.standard_normal((1000, 8))
+    targets = inputs @ rng.standard_normal(8) + rng.standard_normal(1000)
+    norm = 2 * np.linalg.norm(inputs * targets[:, None], axis=1).max()
+    weights, record = np.zeros(8), NoiseRecord()
+    for _ in range(num_steps):
+        chosen = rng.random(1000) < 0.1
+        rows = inputs[chosen] * (inputs[chosen] @ weights - targets[chosen])[:, None]
+        lengths, noise = np.linalg.norm(rows, axis=1), rng.standard_normal(8)
+        total = (rows / np.maximum(1.0, lengths / norm)[:, None]).sum(axis=0)
+        record.observe(noise, covariates={"sum_norm": np.linalg.norm(total), "longest": lengths.max()})
+        weights = weights - (total + norm * noise) / 100  # the inverse of the curvature
+    return record
+
+
+def test_sums_that_follow_earlier_noise_are_no_finding_about_the_noise():
+    flagged = sum(noise_by_batch(regression(seed)).p_value <= 0.01 for seed in range(3))
+    assert flagged <= most_flagged(3, 0.01, broken=0.99)
+
+
+def test_a_schedule_from_a_thousand_times_the_claim_down_to_it_is_no_finding():
+    rng, record = np.random.default_rng(0), Diagnostics()
+    for level in np.maximum(1.0, 1000 * 0.9 ** np.arange(600)):
+        record.observe_noise(level * rng.standard_normal(40), sum_norm=level, batch_size=rng.poisson(50))
+    assert record.diagnose().findings == ()

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from statistical_limits import LEVEL, room, share_room
+from statistical_limits import LEVEL, most_flagged, room, share_room
 
 from dpaudit.diagnostics import Diagnostics
-from dpaudit.diagnostics._data_tests import _block_correlation
+from dpaudit.diagnostics._data_tests import _MOST_WEIGHT, _RANK_VARIANCE, _amounts_follow
 from dpaudit.diagnostics._dependence_tests import _log_evidence, _most_log_evidence, _products, low_rank_noise
 from dpaudit.diagnostics._diagnosis import holm
 from dpaudit.diagnostics._lattice_tests import _sorted
@@ -239,17 +239,42 @@ def test_numbers_are_sorted_with_their_errors():
     assert order[ordered > 0].tolist() == errors[np.argsort(values, kind="stable")][9:].tolist()
 
 
-@pytest.mark.parametrize("count", [16, 18, 23, 61])
-def test_ranks_are_compared_within_blocks(count):
-    rng = np.random.default_rng(count)
-    energies, given = rng.random(count), rng.integers(0, 5, count).astype(float)
-    ranks, covariance, variance = stats.rankdata(given), 0.0, 0.0
-    for start in range(0, count - 2, 8):
-        own, other = (part[start : start + 8] for part in (energies, ranks))
-        matrix = np.cov(stats.rankdata(own), other)
-        covariance += matrix[0, 1] * (own.size - 1)
-        variance += matrix[0, 0] * matrix[1, 1] * (own.size - 1)
-    assert _block_correlation(energies, given)[0] == pytest.approx(covariance / math.sqrt(variance))
+@pytest.mark.parametrize(("count", "width", "shape"), [(40, 1, 0.3), (90, 40, 0.3), (90, 400, 0.05)])
+def test_amounts_are_compared_with_a_line_through_later_ones(count, width, shape):
+    rng = np.random.default_rng(count + width)
+    numbers = rng.integers(0, 9, count).astype(float)
+    energies = rng.chisquare(width, count) * np.exp(shape * numbers)
+    logs, weights, total, squares = np.log(energies), np.zeros(count), 0.0, 0.0
+    for step in range(7, count - 12):
+        rank = np.mean([np.sign(numbers[step] - one) for one in numbers[step - 7 : step]])
+        later = np.arange(1, 13)
+        line = np.array([np.polyval(np.polyfit(later, later == one, 1), 0) for one in later])
+        weights[step] += rank
+        weights[step + 1 : step + 13] -= rank * line
+        term = rank * (logs[step] - line @ logs[step + 1 : step + 13])
+        total, squares = total + term, squares + term**2
+    assert total == pytest.approx(weights @ logs)
+    assert [weights.sum(), weights @ np.arange(count)] == pytest.approx([0.0, 0.0], abs=1e-9)
+    power = min(4.3 / math.sqrt(_RANK_VARIANCE * (count - 19) * 2 / width), width / 2 / _MOST_WEIGHT)
+    means = stats.gamma(width / 2).expect  # of powers of energies, halved
+    sure = [w for w in weights if w != 0]
+    log_mean = sum(math.log(means(lambda x, w=w: x ** (math.copysign(power, total) * w))) for w in sure)
+    expected = 2 * math.exp(max(log_mean - power * abs(total), -(total**2) / squares / 2))
+    p_value, correlation = _amounts_follow(energies, numbers, width)
+    assert p_value == pytest.approx(min(1.0, expected), rel=1e-3)
+    assert 0 < correlation < 1
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.9])
+def test_amounts_that_numbers_follow_are_no_dependence_of_the_amounts(factor):
+    """The sum of a step depends on earlier noise, through the weights."""
+    rng = np.random.default_rng(0)
+    p_values = []
+    for _ in range(200):
+        energies = rng.chisquare(8, 1000)
+        caused = np.concatenate([[0.0], energies[:-1]])
+        p_values.append(_amounts_follow(energies * factor ** np.arange(1000), caused, 8)[0])
+    assert sum(p_value <= 0.05 for p_value in p_values) <= most_flagged(200)
 
 
 def test_a_diagnosis_collects_the_kept_noise_once_and_forgets_it(monkeypatch):

@@ -499,13 +499,25 @@ def test_a_privatizer_of_another_kind_is_refused():
     [
         batch_selection.CyclicPoissonSampling(sampling_prob=0.1, iterations=9, cycle_length=2),
         batch_selection.CyclicPoissonSampling(sampling_prob=0.1, iterations=9, truncated_batch_size=30),
+        batch_selection.BMinSepSampling(sampling_prob=0.1, iterations=9, min_sep=2),
         batch_selection.BallsInBinsSampling(iterations=9, cycle_length=3),
     ],
-    ids=["cyclic", "truncated", "bins"],
+    ids=["cyclic", "truncated", "separated", "bins"],
 )
-def test_sampling_without_a_single_rate_is_refused(sampling):
-    with pytest.raises(dpaudit.InputError, match="pass sample_rate"):
+def test_sampling_without_a_single_rate_is_refused_without_advice_to_claim_a_rate(sampling):
+    with pytest.raises(dpaudit.InputError, match="no claim for that sampler yet") as refusal:
         observe(*private(), sampling=sampling)
+    assert "sample_rate" not in str(refusal.value)
+
+
+def test_steps_of_a_sampler_without_a_claim_can_be_audited_alone():
+    *made, recorder = observe(*private(noise_multiplier=0.5), seed=0)
+    loop(*made)(60)
+    claim = dpaudit.Claim.gaussian(noise_multiplier=0.5, delta=DELTA)
+    assert dpaudit.audit(recorder.observations, claim=claim).verdict is not VIOLATION
+    assert recorder.diagnose(noise_multiplier=0.5).findings == ()
+    quieter = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=DELTA)
+    assert dpaudit.audit(recorder.observations, claim=quieter).verdict is VIOLATION
 
 
 def test_what_is_not_known_of_the_claim_is_asked_for():

@@ -1,7 +1,9 @@
 """Sums, rows and batches of an Opacus loop are compared with what clipping added and the loader drew."""
 
 import itertools
+import math
 
+import numpy as np
 import pytest
 import torch
 from opacus.optimizers import DPOptimizer
@@ -451,6 +453,15 @@ def test_rows_that_are_scaled_to_a_scheduled_norm_do_not_look_like_a_norm_from_t
         rows = torch.full((7,), 0.9**number)
         rows[:shorter] *= 0.3
         norms.note(0.9**number, rows)
+    assert norms.results(noise_multiplier=1.0, sample_rate=None).certain == ()
+
+
+def test_a_slow_schedule_and_norms_that_repeat_do_not_look_like_a_norm_from_the_data():
+    """With whole numbers as features and an absolute loss, norms are on a lattice, and so is their median."""
+    norms, rng = ClippingNorms(None), np.random.default_rng(0)
+    for number in range(300):
+        norm = 0.75 + 0.25 * math.cos(2 * math.pi * number / 10_000)
+        norms.note(norm, torch.from_numpy(rng.geometric(0.3, 200) ** 1.5))
     assert norms.results(noise_multiplier=1.0, sample_rate=None).certain == ()
 
 

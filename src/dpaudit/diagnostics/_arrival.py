@@ -16,6 +16,7 @@ import scipy
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._causes import ALSO_ABSENT
 from dpaudit.diagnostics._clipping_causes import CanaryBatch, clipping_cause, skipped_rows
+from dpaudit.diagnostics._data_tests import StepEnergies
 from dpaudit.diagnostics._diagnosis import CheckResults
 from dpaudit.diagnostics._p_values import Check
 
@@ -28,6 +29,7 @@ _LIMIT = 1.0  # clipping norms: more than this must never arrive
 _SHORTER = 1.0  # canaries below this length do not share a cell with the others
 _LONG = 10.0  # clipping norms, from which on it is clear whether a canary is clipped
 _ALL_SHARE, _ALIKE = 0.95, 3.0  # largest share of canaries that are not clipped, and ratio of two of them
+_FEW_LARGE, _RARE_TAIL = 0.5, 1e-4  # share of the scores that matter, and where tails are compared
 _RARE = 0.6  # of the steps in which a canary is present: a smaller share arrives unclipped
 _MIN_STEPS = 3  # of a kind, so that their energies have a variance
 _TAIL = 1 / 3  # of the steps: those with the fewest rows, and those with the most
@@ -47,6 +49,7 @@ class ArrivedCanaries:
     absent_counts: FloatArray
     absent_totals: FloatArray
     absent_squares: FloatArray
+    absent_fourths: FloatArray
 
     @classmethod
     def of(
@@ -70,6 +73,7 @@ class ArrivedCanaries:
             absent_counts=(~present).sum(axis=0).astype(np.float64),
             absent_totals=absent.sum(axis=0),
             absent_squares=(absent * absent).sum(axis=0),
+            absent_fourths=(absent**4).sum(axis=0),
         )
 
     @classmethod
@@ -84,10 +88,40 @@ class ArrivedCanaries:
         return np.minimum(self.lengths, 1.0)
 
     def absent_std(self, chosen: BoolArray) -> float:
-        """Return the standard deviation of the scores of absent canaries."""
+        """Return the standard deviation of the scores of absent canaries.
+
+        If it is that of a few steps with much more noise than the others, it is uncertain, and increased as
+        Student's quantile is above the normal one.
+        """
+        count, mean, square = self._absent_moments(chosen)
+        found = float(max(square - mean**2, 0.0) ** 0.5)
+        share = self._even_share(chosen)
+        if share > _FEW_LARGE:
+            return found
+        return found * float(scipy.stats.t.isf(_RARE_TAIL, share * count) / scipy.stats.norm.isf(_RARE_TAIL))
+
+    def present_std(self, chosen: BoolArray) -> float:
+        """Return how far scores of present canaries are from the limit, if few of all scores matter; or 0."""
+        if self._even_share(np.ones_like(chosen)) > _FEW_LARGE:
+            return 0.0
+        count, total, square = (
+            float(part[chosen].sum()) for part in (self.counts, self.totals, self.squares)
+        )
+        return float((square / max(count, 1.0) - 2 * _LIMIT * total / max(count, 1.0) + _LIMIT**2) ** 0.5)
+
+    def _absent_moments(self, chosen: BoolArray) -> tuple[float, float, float]:
         count = max(float(self.absent_counts[chosen].sum()), 1.0)
-        mean = float(self.absent_totals[chosen].sum()) / count
-        return float(max(float(self.absent_squares[chosen].sum()) / count - mean**2, 0.0) ** 0.5)
+        return (
+            count,
+            float(self.absent_totals[chosen].sum()) / count,
+            float(self.absent_squares[chosen].sum()) / count,
+        )
+
+    def _even_share(self, chosen: BoolArray) -> float:
+        """Return which share of the scores matters: about 1 for normal scores of one scale."""
+        count, _, square = self._absent_moments(chosen)
+        fourth = float(self.absent_fourths[chosen].sum()) / count
+        return 3 * square**2 / fourth if fourth > 0 else 1.0
 
 
 @dataclass(frozen=True)
@@ -190,7 +224,8 @@ def _cell(
         count=count,
         mean=float(found.totals[chosen].sum()) / max(count, 1.0),
         expected=float(weights @ found.expected[chosen]),
-        std=max(std, found.absent_std(chosen)),  # noise may differ between parameters and between steps
+        # noise may differ between parameters and between steps
+        std=max(std, found.absent_std(chosen), found.present_std(chosen)),
         absent_mean=float(found.absent_totals[chosen].sum()) / max(absent, 1.0),
         absent_count=absent,
     )
@@ -304,7 +339,8 @@ def arrival_results(
     canaries, to find the clipping that explains what arrived.
     """
     cells = arrival_cells(found, std)
-    cells += steps.cells(std) if cells and steps is not None else []
+    error = max(std, found.absent_std(np.ones(found.lengths.size, dtype=np.bool_)))
+    cells += steps.cells(error) if cells and steps is not None else []
     by_rows = "" if steps is None else steps.cause()
     checks = list(energies.checks())
     notes = []
@@ -320,7 +356,6 @@ def arrival_results(
                 "of the noise not zero, as of uniform numbers, or is something else added to the release?"
             )
         elif p_value <= _SUSPICIOUS:
-            error = max(std, found.absent_std(np.ones(found.lengths.size, dtype=np.bool_)))
             fitted = clipping_cause(found, batches(), std=error, names=names, is_vector=is_vector)
             rarely = _cause_of_skipping(found) if _is_rare(found) else ""
             cause = by_rows or rarely or fitted or _cause_of_skipping(found) or sentence.rstrip(".")
@@ -385,64 +420,3 @@ def _lengthened(cells: Sequence[ArrivalCell], shapes: Sequence[str], names: Sequ
                 f"Short gradients are scaled up: {text}, instead of {cell.expected:g}. As long as no more "
                 "than the clipping norm arrives, as with automatic clipping, this is not a leak."
             )
-
-
-@dataclass(frozen=True, eq=False)
-class StepEnergies:
-    """The mean square of the scores of absent canaries in each step, which is the noise alone."""
-
-    means: FloatArray
-    counts: FloatArray
-    kinds: IntArray  # 0: usual, 1: without canaries, 2: with short ones only
-
-    @classmethod
-    def of(cls, scores: FloatArray, present: BoolArray, kinds: IntArray) -> StepEnergies:
-        """Compute the energy of each step (steps x canaries)."""
-        counts = present.shape[1] - np.count_nonzero(present, axis=1).astype(np.float64)
-        squares = np.empty(len(scores))
-        for start in range(0, len(scores), _AT_ONCE):  # new memory takes more time than arithmetic
-            steps = slice(start, start + _AT_ONCE)
-            alone = np.where(present[steps], 0.0, scores[steps])
-            squares[steps] = np.einsum("ij,ij->i", alone, alone)
-        return cls(squares / np.maximum(counts, 1.0), counts, kinds)
-
-    def checks(self) -> Iterator[Check]:
-        """Yield the test of the noise with and without canaries."""
-        rest = self.kinds == 0
-        found = [
-            (self._p_value(self.kinds == kind, rest), kind)
-            for kind in (1, 2)
-            if min(np.count_nonzero(self.kinds == kind), np.count_nonzero(rest)) >= _MIN_STEPS
-        ]
-        if not found:
-            return
-        p_value, kind = min(found)
-        ratio = float(np.sqrt(self._mean(self.kinds == kind) / max(self._mean(rest), 1e-300)))
-        which = "without canaries" if kind == 1 else "in which all canaries are short"
-        yield Check(
-            name="noise-by-canaries",
-            p_value=min(1.0, len(found) * p_value),
-            sentence=f"the noise of steps {which} is {ratio:.3g} of the noise of the other steps.",
-            estimate=ratio,
-        )
-
-    def _mean(self, chosen: BoolArray) -> float:
-        return float(self.means[chosen] @ self.counts[chosen] / self.counts[chosen].sum())
-
-    def _p_value(self, chosen: BoolArray, rest: BoolArray) -> float:
-        """Return the two-sided p-value of an F test; noise that varies has fewer degrees of freedom."""
-        one, other = self._mean(chosen), self._mean(rest)
-        freedom = self._freedom(chosen), self._freedom(rest)
-        if min(one, other) <= 0:
-            return 0.0 if max(one, other) > 0 else 1.0
-        ratio = one / other
-        tail = scipy.stats.f.sf(ratio, *freedom), scipy.stats.f.cdf(ratio, *freedom)
-        return min(1.0, 2 * float(min(tail)))
-
-    def _freedom(self, chosen: BoolArray) -> float:
-        """Return the degrees of freedom of the mean energy, at most the number of scores."""
-        counts, means = self.counts[chosen], self.means[chosen]
-        number = float(counts.sum())
-        own = self._mean(chosen)
-        varying = float(np.mean(counts * (means - own) ** 2))  # 2 own^2 if noise is the same in all steps
-        return number / max(1.0, varying / (2 * own**2)) if own > 0 else number

@@ -54,9 +54,15 @@ _FOLLOW = {
 }
 
 _OF_MEAN = _SHARED | {"low-rank-noise", "common-noise", "noise-by-sum"}
+_OF_CORRELATION = (
+    *("low-rank-noise", "common-noise", "repeated-noise", "balanced-noise", "noise-shape", "shifted-noise"),
+    *("noise-by-batch", "noise-by-canaries", "noise-by-sum", "missing-direction", "step-noise"),
+)
 _SAME_NUMBERS = {"repeated-noise", "tied-noise"}  # a common mean makes steps alike, but no numbers equal
 ALSO_ABSENT = "absent canaries score"
 """How the cause of an arrival begins that is not the clipping: something is added to the release."""
+CORRELATED_BY_DESIGN = "correlated noise (DP-FTRL, matrix factorization)? A DP-SGD claim does not describe it"
+"""The cause if the noise is a causal filter of white noise of the claimed level."""
 
 SAMPLING = frozenset({"sample-rate", "batch-sizes", "participation-counts", "batch-overlap"})
 """Findings about how batches are drawn."""
@@ -161,12 +167,15 @@ def likely_causes(
     >>> print(*likely_causes(0.7071))
     the noise is 0.707 of the claimed level, about 1/sqrt(2): is it added by each of 2 workers, then averaged?
     """
-    names, causes = _without_consequences(list(findings), own_causes or {}), list[str]()
+    own_causes = dict(own_causes or {})
+    names, causes = _without_consequences(list(findings), own_causes), list[str]()
+    if own_causes.get("step-correlation") == CORRELATED_BY_DESIGN:  # or by accident: both are named
+        causes.append(own_causes.pop("step-correlation"))
     if signal is not None:
         causes += _signal_causes(signal, spread_signal, is_crowded, canary_scale, batch_size)
     is_silent = noise_ratio is not None and noise_ratio < NO_NOISE
     if not is_silent:  # without noise, findings about the noise add nothing
-        known = {**_CAUSE_OF_FINDING, **(own_causes or {})}
+        known = {**_CAUSE_OF_FINDING, **own_causes}
         causes += [known[name] for name in _root_findings(names) if name in known]
     if noise_ratio is not None and (is_silent or not LOCALIZING.intersection(names)):
         low, high = interval or (noise_ratio * (1 - _RATIO_TOLERANCE), noise_ratio * (1 + _RATIO_TOLERANCE))
@@ -184,6 +193,8 @@ def _without_consequences(names: list[str], own_causes: Mapping[str, str]) -> li
             left_out.add("repeated-noise")
     if "coordinate-correlation" in own_causes:  # a common mean, from which correlations follow
         left_out |= {"coordinate-correlation"} if set(names) >= _SAME_NUMBERS else _OF_MEAN
+    if own_causes.get("step-correlation") == CORRELATED_BY_DESIGN:
+        left_out |= set(_OF_CORRELATION)
     if "repeated-batches" in own_causes:  # the same batch, not one that overlaps
         left_out |= set(SAMPLING)
     return [name for name in names if name not in left_out]

@@ -7,19 +7,28 @@ its sign is a fair coin in each coordinate, and its amount does not depend on th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy import special
 
-from dpaudit._types import FloatArray, ScoreArray
+from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
+from dpaudit.diagnostics._causes import CORRELATED_BY_DESIGN
 from dpaudit.diagnostics._dependence_tests import MAX_LAG, segments
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import Check, bonferroni, chi_square_cdf, sign_sum_p_value
 
-_BLOCK = 8  # steps within which amounts of noise are compared, so that a schedule does not matter
-_MIN_STEPS = 16
+_BEFORE, _AFTER = 7, 12  # steps whose numbers, and whose amounts of noise, a step is compared with
+_MIN_STEPS = 40  # with fewer, no dependence whatever has a p-value below 9e-5
+# Weights of the 12 steps with which a straight line through their values is extrapolated to the step before.
+_EXTRAPOLATION = (4 * _AFTER + 2 - 6 * np.arange(1, _AFTER + 1)) / (_AFTER * (_AFTER - 1))
+_RANK_VARIANCE = 3 / 7 * (1 + float(_EXTRAPOLATION @ _EXTRAPOLATION))  # of a weight, for unrelated numbers
+_MOST_WEIGHT = 1.5 * (1 + float(np.abs(_EXTRAPOLATION).sum()))  # weights are at most 2/3 of it
+_USUAL_SCORE = 4.3  # standard errors that the test is most sensitive to: a p-value of 1e-4
 _WORDS = {
     "batch_size": "size of the batch",
     "sum_norm": "norm of the sum",
@@ -32,6 +41,13 @@ _USUAL_SHARE = 0.2  # of a sum in the noise: any is detected, but shares of this
 _OLDER = MAX_LAG + 1  # stands for the mean of all sums that are older than the largest lag
 _TINY = 1e-30  # smallest norm of a vector that has a direction
 _ALL = MAX_LAG + 2  # stands for all earlier steps
+_AT_ONCE = 64  # steps
+_FEWEST = 3  # steps of a kind, so that their energies have a variance
+_AROUND = 6  # steps before and after one that are compared with it
+_SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
+_STEPS_PER_LAG = 4  # that are needed to fit a filter
+_AS_CLAIMED = 0.95  # of the claimed variance: 4 % is the standard error of 1,200 numbers
+_LEFT_OVER = 0.5  # of the largest correlation, which a filter of 16 steps removes but for its own errors
 _WHEN = {
     0: "the same step",
     1: "the step before",
@@ -41,22 +57,23 @@ _WHEN = {
 
 
 def noise_by_batch(record: NoiseRecord) -> Check | None:
-    """Test the rank correlation of the amount of noise with each number that describes the batch.
+    """Test whether the amount of noise follows a number that describes the batch, such as its size.
 
-    Ranks are compared within blocks of 8 steps; their covariance is standardized by its variance over all
-    permutations of a block. It has shorter tails than the normal distribution that is used.
+    Such a number is known before the noise of its step, but earlier noise may have caused it, through the
+    weights. So it is compared with the numbers before it, and the amount of noise with those after it; see
+    :func:`_amounts_follow`.
     """
     energies, found = np.asarray(record.step_energies), []
     for name, values in record.covariates.items():
-        given = np.asarray(values)
-        is_given = np.isfinite(given)
+        numbers = np.asarray(values)
+        is_given = np.isfinite(numbers)
         if np.count_nonzero(is_given) >= _MIN_STEPS:
-            score = _block_correlation(energies[is_given], given[is_given])
-            if score is not None:
-                found.append((2 * float(scipy.stats.norm.sf(abs(score[0]))), name, score[1]))
+            found.append(
+                (*_amounts_follow(energies[is_given], numbers[is_given], record.energies.size), name)
+            )
     if not found:
         return None
-    p_value, name, estimate = min(found)
+    p_value, estimate, name = min(found)
     return Check(
         name="noise-by-batch",
         p_value=bonferroni(p_value, len(found)),
@@ -66,26 +83,33 @@ def noise_by_batch(record: NoiseRecord) -> Check | None:
     )
 
 
-def _block_correlation(energies: FloatArray, given: FloatArray) -> tuple[float, float] | None:
-    """Return the standardized covariance of ranks within blocks, and their correlation; None if constant."""
-    ranks = scipy.stats.rankdata(given)
-    covariance = variance = left = right = 0.0
-    end = energies.size // _BLOCK * _BLOCK
-    for part in (slice(0, end), slice(end, energies.size)):  # whole blocks, and the rest
-        size = min(_BLOCK, energies[part].size)
-        if size < 3:
-            continue
-        own = scipy.stats.rankdata(energies[part].reshape(-1, size), axis=1)
-        own -= own.mean(axis=1, keepdims=True)
-        other = ranks[part].reshape(-1, size)
-        other = other - other.mean(axis=1, keepdims=True)
-        squares, others = (own * own).sum(axis=1), (other * other).sum(axis=1)
-        covariance += float((own * other).sum())
-        variance += float((squares * others).sum()) / (size - 1)
-        left, right = left + float(squares.sum()), right + float(others.sum())
-    if variance <= 0:
-        return None
-    return covariance / math.sqrt(variance), covariance / math.sqrt(left * right)
+def _amounts_follow(energies: FloatArray, numbers: FloatArray, width: int) -> tuple[float, float]:
+    """Return a p-value for energies of ``width`` squares that follow these numbers, and a rank correlation.
+
+    The total is the sum over steps of the rank of the number among the 7 before it, times the logarithm of
+    the energy minus its extrapolation from the 12 steps after it. This is a weighted sum of all logarithms.
+    Each weight is known before the noise of its step, so that given the past, a power of an energy has the
+    mean of a power of a chi-square variable, and the product of all powers, each over its mean, has mean 1:
+    Markov's inequality. All weights sum to zero, and so do their products with time, so neither the level of
+    the noise matters nor a schedule that is geometric. For other schedules, and for noise that differs
+    between coordinates, the p-value is at least that of a sum of ranks with random signs (Hoeffding).
+    """
+    steps = np.arange(_BEFORE, energies.size - _AFTER)
+    logs = np.log(np.maximum(energies, _TINY))
+    earlier = sliding_window_view(numbers, _BEFORE)[steps - _BEFORE]
+    ranks = np.sign(numbers[steps, None] - earlier).mean(axis=1)
+    excess = logs[steps] - sliding_window_view(logs, _AFTER)[steps + 1] @ _EXTRAPOLATION
+    total, squares = float(ranks @ excess), float(np.square(ranks * excess).sum())
+    if squares == 0:
+        return 1.0, 0.0
+    weights = np.convolve(ranks, [1.0, *-_EXTRAPOLATION])
+    half = width / 2
+    variance = _RANK_VARIANCE * steps.size / half  # of the total, if numbers are unrelated
+    power = min(_USUAL_SCORE / math.sqrt(variance), half / _MOST_WEIGHT)
+    powers = math.copysign(power, total) * weights
+    excess_log = float((special.gammaln(half + powers) - math.lgamma(half)).sum()) - power * abs(total)
+    correlation = float(np.corrcoef(ranks, scipy.stats.rankdata(excess))[0, 1])
+    return min(1.0, 2 * math.exp(min(0.0, max(excess_log, -(total**2) / squares / 2)))), correlation
 
 
 def noise_by_sum(record: NoiseRecord) -> Check | None:
@@ -278,6 +302,127 @@ def _running_sums(rows: ScoreArray) -> ScoreArray:
         total += row
         running[:] = total
     return sums
+
+
+@dataclass(frozen=True, eq=False)
+class StepEnergies:
+    """The mean square of the scores of absent canaries in each step, which is the noise alone."""
+
+    means: FloatArray
+    counts: FloatArray
+    kinds: IntArray  # 0: usual, 1: without canaries, 2: with short ones only
+
+    @classmethod
+    def of(cls, scores: FloatArray, present: BoolArray, kinds: IntArray) -> StepEnergies:
+        """Compute the energy of each step (steps x canaries)."""
+        counts = present.shape[1] - np.count_nonzero(present, axis=1).astype(np.float64)
+        squares = np.empty(len(scores))
+        for start in range(0, len(scores), _AT_ONCE):  # new memory takes more time than arithmetic
+            steps = slice(start, start + _AT_ONCE)
+            alone = np.where(present[steps], 0.0, scores[steps])
+            squares[steps] = np.einsum("ij,ij->i", alone, alone)
+        return cls(squares / np.maximum(counts, 1.0), counts, kinds)
+
+    def checks(self) -> Iterator[Check]:
+        """Yield the test of the noise with and without canaries."""
+        rest = self.kinds == 0
+        if rest.any():
+            yield from replace(self, means=self.means / self._levels(rest))._checks(rest)
+
+    def _levels(self, rest: BoolArray) -> FloatArray:
+        """Return the usual energy of the steps around each: a schedule of the noise must not matter."""
+        weights = np.where(rest, self.counts, 0.0)
+        around = np.array([1.0] * _AROUND + [0.0] + [1.0] * _AROUND)
+        logs = weights * np.log(np.maximum(self.means, _TINY))
+        sums, numbers = (np.convolve(one, around)[_AROUND:-_AROUND] for one in (logs, weights))
+        levels: FloatArray = np.exp(sums / np.maximum(numbers, 1.0))
+        return levels
+
+    def _checks(self, rest: BoolArray) -> Iterator[Check]:
+        found = [
+            (self._p_value(self.kinds == kind, rest), kind)
+            for kind in (1, 2)
+            if min(np.count_nonzero(self.kinds == kind), np.count_nonzero(rest)) >= _FEWEST
+        ]
+        if not found:
+            return
+        p_value, kind = min(found)
+        ratio = float(np.sqrt(self._mean(self.kinds == kind) / max(self._mean(rest), 1e-300)))
+        which = "without canaries" if kind == 1 else "in which all canaries are short"
+        yield Check(
+            name="noise-by-canaries",
+            p_value=min(1.0, len(found) * p_value),
+            sentence=f"the noise of steps {which} is {ratio:.3g} of the noise of the other steps.",
+            estimate=ratio,
+        )
+
+    def _mean(self, chosen: BoolArray) -> float:
+        return float(self.means[chosen] @ self.counts[chosen] / self.counts[chosen].sum())
+
+    def _p_value(self, chosen: BoolArray, rest: BoolArray) -> float:
+        """Return the two-sided p-value of an F test; noise that varies has fewer degrees of freedom."""
+        one, other = self._mean(chosen), self._mean(rest)
+        freedom = self._freedom(chosen), self._freedom(rest)
+        if min(one, other) <= 0:
+            return 0.0 if max(one, other) > 0 else 1.0
+        ratio = one / other
+        tail = scipy.stats.f.sf(ratio, *freedom), scipy.stats.f.cdf(ratio, *freedom)
+        return min(1.0, 2 * float(min(tail)))
+
+    def _freedom(self, chosen: BoolArray) -> float:
+        """Return the degrees of freedom of the mean energy, at most the number of scores."""
+        counts, means = self.counts[chosen], self.means[chosen]
+        number = float(counts.sum())
+        own = self._mean(chosen)
+        varying = float(np.mean(counts * (means - own) ** 2))  # 2 own^2 if noise is the same in all steps
+        number /= 1 + 1 / (2 * _AROUND)  # the level of the steps around one has an error, too
+        return number / max(1.0, varying / (2 * own**2)) if own > 0 else number
+
+
+def with_cause_of_correlation(record: NoiseRecord, checks: Sequence[Check]) -> list[Check]:
+    """Return the checks; if steps are correlated on purpose, as in DP-FTRL, the cause says so."""
+    return [
+        replace(check, cause=CORRELATED_BY_DESIGN)
+        if check.name == "step-correlation" and check.p_value <= _SUSPICIOUS and _is_filtered(record)
+        else check
+        for check in checks
+    ]
+
+
+def _is_filtered(record: NoiseRecord) -> bool:
+    """Return whether the noise is white noise of the claimed level, passed through a causal filter.
+
+    The noise of a step is predicted from that of earlier steps, by weights that are fitted to every second
+    coordinate and applied to the others. What remains must be as large as claimed, hardly correlated between
+    steps, and unrelated to the sums. Noise that is reused or subtracted at the expense of new noise leaves
+    less than claimed.
+    """
+    rows = record.rows.astype(np.float64)
+    lags = min(MAX_LAG, len(rows) // _STEPS_PER_LAG)
+    if lags == 0 or rows.shape[1] < 2:  # one coordinate to fit, one to test
+        return False
+    totals = np.cumsum(rows, axis=0)
+    earlier = np.stack([*(rows[lags - lag : -lag] for lag in range(1, lags + 1)), totals[lags - 1 : -1]])
+    fitted = earlier[:, :, ::2].reshape(lags + 1, -1).T
+    weights = np.linalg.lstsq(fitted, rows[lags:, ::2].reshape(-1), rcond=None)[0]
+    new = rows[:, 1::2].copy()
+    new[lags:] -= np.tensordot(weights, earlier[:, :, 1::2], axes=1)
+    if float(np.square(new[lags:]).mean()) < _AS_CLAIMED:
+        return False
+    if _largest_correlation(new[lags:], lags) > _LEFT_OVER * _largest_correlation(rows, lags):
+        return False
+    rest = copy(record)
+    sums = {"known": record.known, "examples": record.known_examples}
+    halves = {name: None if one is None else one[:, 1::2] for name, one in sums.items()}
+    rest.share(rows=new.astype(np.float32), grid=record.grid, **halves)
+    by_sum = noise_by_sum(rest)
+    return by_sum is None or by_sum.p_value > _SUSPICIOUS
+
+
+def _largest_correlation(rows: FloatArray, lags: int) -> float:
+    """Return the largest correlation of steps that are at most this far apart."""
+    products = [abs(float((rows[lag:] * rows[:-lag]).mean())) for lag in range(1, lags + 1)]
+    return max(products) / float(np.square(rows).mean())
 
 
 DATA_TESTS = (noise_by_batch, noise_by_sum, missing_direction)

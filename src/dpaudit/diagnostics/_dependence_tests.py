@@ -367,15 +367,16 @@ def scaled_noise(record: NoiseRecord) -> FloatArray:
 
 
 def scaled(rows: SingleArray) -> FloatArray:
-    """Return the noise with each coordinate, then each step, scaled to a mean square of 1.
+    """Return the noise with each step, then each coordinate, then each step scaled to a mean square of 1.
 
+    Steps come first, because the scales of coordinates would be those of the few steps with the most noise.
     What is too small to be more than rounding errors stays small.
     """
     result = rows.astype(np.float64)
-    squares = result * result  # in place from here on: memory that is new takes more time than arithmetic
-    result /= np.maximum(np.sqrt(squares.mean(axis=0)), RESOLUTION)
-    np.multiply(result, result, out=squares)
-    result /= np.maximum(np.sqrt(squares.mean(axis=1, keepdims=True)), RESOLUTION)
+    squares = np.empty_like(result)  # in place: memory that is new takes more time than arithmetic
+    for axis in (1, 0, 1):
+        np.multiply(result, result, out=squares)
+        result /= np.maximum(np.sqrt(squares.mean(axis=axis, keepdims=True)), RESOLUTION)
     return result
 
 

@@ -17,6 +17,7 @@ from dpaudit import _validate
 from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.diagnostics._causes import LOCALIZING, NO_NOISE, SAMPLING, likely_causes
 from dpaudit.diagnostics._coordinate_layout import Leaves
+from dpaudit.diagnostics._data_tests import with_cause_of_correlation
 from dpaudit.diagnostics._dependence_tests import drift_note, explained
 from dpaudit.diagnostics._lattice_tests import is_coarse
 from dpaudit.diagnostics._noise_record import NoiseRecord
@@ -193,6 +194,7 @@ class Diagnostics:
         noise, participation = self._noise, self._participation
         with noise.sharing():
             checks, notes = explained(noise, noise_checks(noise, confidence), PUBLIC_TESTS)
+            checks = with_cause_of_correlation(noise, checks)
             checks += participation_checks(participation, self.sample_rate)
             if not checks:
                 raise InputError("Expected at least one observed step, got none: did training run?")

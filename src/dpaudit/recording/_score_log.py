@@ -19,10 +19,10 @@ from dpaudit.diagnostics import CheckResults
 from dpaudit.diagnostics._arrival import (
     ArrivedCanaries,
     StepArrivals,
-    StepEnergies,
     arrival_results,
 )
 from dpaudit.diagnostics._clipping_causes import CanaryBatch
+from dpaudit.diagnostics._data_tests import StepEnergies
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import FrozenValue
 from dpaudit.recording._signal_and_noise import LengthMoments

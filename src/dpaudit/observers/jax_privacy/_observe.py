@@ -209,7 +209,9 @@ def rate_of(sampling: Any) -> float:
     plain = isinstance(sampling, CyclicPoissonSampling) and sampling.cycle_length == 1
     if not plain or sampling.truncated_batch_size is not None:
         raise InputError(
-            f"Expected Poisson sampling with a single cycle and no truncation, got {sampling!r}: pass "
-            "sample_rate=... instead."
+            f"Expected Poisson sampling with a single cycle and no truncation, got {sampling!r}: there is no "
+            "claim for that sampler yet. To audit the steps alone, leave out sampling=, compare "
+            "recorder.observations with Claim.gaussian(noise_multiplier=..., delta=...) by dpaudit.audit(), "
+            "and test the noise by recorder.diagnose(noise_multiplier=...)."
         )
     return float(sampling.sampling_prob)

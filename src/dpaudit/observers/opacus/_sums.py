@@ -36,6 +36,7 @@ _STATISTICS = (
 _MAX_CHANGES = 64  # of the clipping norm that are compared with the rows
 _SATURATED = 1e-6  # relative difference of norms below which rows were scaled to the same length
 _SAME_RATIO = 1e-4  # relative difference; that of unrelated numbers is larger by orders of magnitude
+_APART = 10 * _SAME_RATIO  # of norms, because a slow schedule has the same ratio to a statistic that repeats
 _FEWEST_SAME, _SHARE_SAME = 8, 0.4  # ratios that are no coincidence
 _FROM_DATA = "is max_grad_norm set to a statistic of the gradient norms, which is not private?"
 
@@ -432,7 +433,7 @@ def _same_ratio(kept: Sequence[tuple[float, FloatArray]]) -> tuple[str, float, i
         counts = np.searchsorted(ratios, ratios * (1 + _SAME_RATIO), side="right") - np.arange(ratios.size)
         first = int(np.argmax(counts))
         members = order[first : first + int(counts[first])]
-        count = len(np.unique(norms[members]))  # a norm that appears twice proves nothing
+        count = len(np.unique(np.rint(np.log(norms[members]) / _APART)))  # one norm twice proves nothing
         if count >= max(_FEWEST_SAME, _SHARE_SAME * len(kept)) and (best is None or count > best[2]):
             best = name, float(ratios[first]), count
     return best
