@@ -130,9 +130,9 @@ class TestIntervals:
         sums = [ScoreSums(0.0, ratio, 1.0, sizes, np.zeros(1), powers, False) for ratio in ratios]
         found = [one.separation(0.95) for one in sums]
         above, below = np.mean([(one.low > mu, one.high < mu) for one in found], axis=0)
-        assert below + above <= 0.0525
+        assert below + above <= 0.0505
         if min(sizes) >= 20:
-            assert below + above >= 0.042
+            assert below + above >= 0.046
             assert max(below, above) <= 0.037
 
     def test_of_millions_of_scores_is_that_of_a_normal_ratio(self):
@@ -338,8 +338,8 @@ class TestBand:
     def test_errors_of_steps_are_those_of_a_loop(self):
         observations = in_steps(np.random.default_rng(0), 1.0, 30, 8, "half shared")
         scores, ends = next(step_sides(observations))
-        thresholds = np.asarray([1.0, 0.5, 0.5, -0.5])
-        found = band_module._step_errors((scores, ends), lambda one: one, thresholds)
+        scores, thresholds = np.floor(3 + 2 * scores).clip(0).astype(int), np.asarray([5, 4, 4, 2])
+        found = band_module._step_errors((scores, ends), lambda numbers: numbers, thresholds)
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             for column, threshold in enumerate(thresholds):
                 share = np.mean(scores >= threshold)

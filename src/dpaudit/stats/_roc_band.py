@@ -32,6 +32,7 @@ _ANGLES = np.linspace(-math.pi / 2, math.pi / 2, 17)[:, None]  # which shorten i
 _SORTED = 1 << 16  # absent scores up to which every one is a threshold
 _BINS = 1 << 13  # thresholds for more scores,
 _REACH = 10.0  # in standard deviations around their mean
+_MOST_NUMBERS = _SORTED + 2  # of thresholds
 
 _Side = tuple[ScoreArray, IntArray]
 """The scores of one side, and the flat positions at which its groups of steps end; without steps, one end."""
@@ -41,8 +42,8 @@ _Side = tuple[ScoreArray, IntArray]
 class RocBand:
     """The true positive rate of the attack at each false positive rate: what it reached, and its interval.
 
-    ``claimed`` is the largest rate that the claim allows for any attack. Each interval has the confidence by
-    itself, not all of them at once. Its upper end is about this attack: another one may reach more.
+    ``claimed`` is the largest rate that the claim allows for any attack. Each interval has the
+    confidence alone, not all of them at once. Its upper end is about this attack: another one may reach more.
     """
 
     confidence: float
@@ -145,7 +146,7 @@ def _numbering(absent: ScoreArray, center: float, deviation: float) -> Callable[
 
 def _counts_above(scores: ScoreArray, numbering: Callable[[ScoreArray], IntArray]) -> IntArray:
     """Return how many scores are above each threshold, from one that all are above to one that none is."""
-    counts = np.zeros(max(_SORTED, _BINS) + 2, dtype=np.int64)
+    counts = np.zeros(_MOST_NUMBERS, dtype=np.int64)
     for _, piece in chunks(scores):
         counts += np.bincount(numbering(piece), minlength=counts.size)
     return np.cumsum(counts[::-1])[::-1]
@@ -166,14 +167,15 @@ def _step_errors(
     scores, ends = side
     groups, width = ends.size, thresholds.size + 1
     cells = np.zeros(groups * width)
+    columns = np.searchsorted(-thresholds, -np.arange(_MOST_NUMBERS))  # the first that a score reaches
     for start, piece in chunks(scores):
-        group = np.searchsorted(ends, np.arange(start, start + piece.size), side="right")
-        column = np.searchsorted(-thresholds, -numbering(piece))  # the first that the score reaches
-        cells += np.bincount(group * width + column, minlength=cells.size)
-    counts = np.cumsum(cells.reshape(groups, width), axis=1)
-    share = counts[:, :-1].sum(axis=0) / scores.size
+        counts = np.diff(np.clip(ends, start, start + piece.size), prepend=start)
+        places = np.repeat(np.arange(groups) * width, counts) + columns[numbering(piece)]
+        cells += np.bincount(places, minlength=cells.size)
+    above = np.cumsum(cells.reshape(groups, width), axis=1)
+    share = above[:, :-1].sum(axis=0) / scores.size
     variance = (groups - 1) / groups * scores.size * share * (1 - share)
-    errors = counts[:, :-1] - share * counts[:, -1:]
+    errors = above[:, :-1] - share * above[:, -1:]
     return np.asarray(errors / np.sqrt(np.where(variance > 0, variance, 1.0)))
 
 
