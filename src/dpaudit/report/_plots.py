@@ -326,7 +326,7 @@ def roc_plot(roc: RocBand, *, wide: bool = False) -> Html:
     level = _validate.percent(roc.confidence)
     text = (
         "How many of the present canaries this attack recognizes if it may be wrong about some of the absent "
-        f"ones. Each interval (not all of them at once) contains its rate with {level} confidence, if scores, "
+        f"ones. Each interval (not all at once) contains its rate with {level} confidence, if scores, "
         "or steps that canaries share, are independent. No attack may be above the claimed curve. The upper "
         "ends are about this attack: another may recognize more. The verdict does not rest on this estimate."
     )
