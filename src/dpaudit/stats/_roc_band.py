@@ -169,7 +169,7 @@ def _step_errors(
     cells = np.zeros(groups * width)
     columns = np.searchsorted(-thresholds, -np.arange(_MOST_NUMBERS))  # the first that a score reaches
     for start, piece in chunks(scores):
-        counts = np.diff(np.clip(ends, start, start + piece.size), prepend=start)
+        counts = np.diff(np.asarray([start, *np.clip(ends, start, start + piece.size)]))
         places = np.repeat(np.arange(groups) * width, counts) + columns[numbering(piece)]
         cells += np.bincount(places, minlength=cells.size)
     above = np.cumsum(cells.reshape(groups, width), axis=1)
