@@ -53,7 +53,7 @@ def draw_roc(roc: Any, ax: Any = None) -> Any:
     corners = [float(rate) for rate in roc.fpr for _ in range(2)][1:-1]
     low, high = ([float(end) for end in ends for _ in range(2)] for ends in (roc.low[:-1], roc.high[1:]))
     level = _validate.percent(roc.confidence)
-    ax.fill_between(corners, low, high, color=_SOFT, linewidth=0, label=f"{level} band")
+    ax.fill_between(corners, low, high, color=_SOFT, linewidth=0, label=f"{level} intervals")
     ax.plot(roc.fpr, roc.fpr, color=_MUTED, linewidth=1, linestyle=":")
     ax.plot(roc.fpr, roc.claimed, color=_INK, label="claimed curve")
     ax.plot(roc.fpr, roc.reached, color=_ACCENT, label="this attack")

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import integrate, special, stats
+from scipy import special, stats
 from statistical_limits import count_range, most_flagged, room
 
 import dpaudit
 from dpaudit.stats import Estimate, Interval, RocBand
 from dpaudit.stats import _estimate as estimate_module
 from dpaudit.stats import _roc_band as band_module
-from dpaudit.stats._effective_noise import ScoreSpread, noncentral_cdf, noncentral_interval
-from dpaudit.stats._roc_band import attack_band, grid
+from dpaudit.stats._estimate import ScoreSums, step_sides
+from dpaudit.stats._roc_band import RATES, attack_roc
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 
@@ -48,41 +48,6 @@ def in_steps(rng, mu, steps, canaries, kind="independent"):
 KINDS = ["independent", "one draw", "half shared", "one draw, either sign"]
 
 
-class TestNoncentralT:
-    """The distribution of a ratio of means to their standard deviation."""
-
-    @pytest.mark.parametrize("degrees", [2, 3, 10, 98])
-    @pytest.mark.parametrize("center", [-2.0, 0.0, 0.7, 5.0, 25.0])
-    def test_its_distribution_is_the_mean_over_the_standard_deviation(self, degrees, center):
-        def given_spread(v):
-            density = 2 * degrees * v * stats.chi2.pdf(degrees * v**2, degrees)
-            return density * special.ndtr(statistic * v - center)
-
-        for statistic in (-30.0, -1.0, 0.0, 0.5, 6.0, 40.0):
-            slow = integrate.quad(given_spread, 0, 2, limit=500)[0]
-            slow += integrate.quad(given_spread, 2, 12, limit=500)[0]
-            assert noncentral_cdf(statistic, degrees, center) == pytest.approx(slow, abs=1e-8)
-
-    @given(
-        statistic=st.floats(-50, 50),
-        degrees=st.sampled_from([2.0, 7.0, 100.0, 3e3]),
-        error=st.floats(0.001, 0.4),
-    )
-    def test_both_ends_have_their_share_of_the_error(self, statistic, degrees, error):
-        low, high = noncentral_interval(statistic, degrees, error)
-        assert noncentral_cdf(statistic, degrees, low) == pytest.approx(1 - error / 2, abs=1e-7)
-        assert noncentral_cdf(statistic, degrees, high) == pytest.approx(error / 2, abs=1e-7)
-
-    @pytest.mark.parametrize("degrees", [1e4, 2.5e6, 2e8])
-    @pytest.mark.parametrize("ratio", [0.0, 0.39, 3.0, 300.0])
-    def test_of_millions_of_scores_it_is_nearly_normal(self, degrees, ratio):
-        statistic = ratio * math.sqrt(degrees) / 2
-        width = math.sqrt(1 + statistic**2 / (2 * degrees))
-        low, high = ((end - statistic) / width for end in noncentral_interval(statistic, degrees, 0.05))
-        assert low == pytest.approx(-1.96, abs=2 / math.sqrt(degrees) + 1e-4)
-        assert high == pytest.approx(1.96, abs=2 / math.sqrt(degrees) + 1e-4)
-
-
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=2, max_size=30),
     seed=st.integers(0, 99),
@@ -101,15 +66,27 @@ def test_sums_over_steps_are_those_of_a_loop(sizes, seed, dtype):
         without_steps=steps[1],
         _coins_were_checked=True,
     )
-    spread = ScoreSpread.of(observations)
-    for found, scores, step in zip((spread.present, spread.absent), sides, steps, strict=True):
-        mean = scores.astype(float).mean()
-        assert found.mean == pytest.approx(mean)
+    sums = ScoreSums.of(observations)
+    pooled = np.zeros((5, observations.num_steps))
+    gaps = np.zeros(observations.num_steps)
+    for scores, step, sign in zip(sides, steps, (1, -1), strict=True):
         for number in range(observations.num_steps):
-            own = scores[step == number].astype(float) - mean
-            assert found.counts[number] == own.size
-            expected = [(own**k).sum() for k in (1, 2, 3, 4)]
-            assert found.powers[:, number] == pytest.approx(expected, abs=1e-4)
+            centered = scores[step == number].astype(float) - scores.astype(float).mean()
+            pooled[:, number] += [(centered**k).sum() for k in range(5)]
+            gaps[number] += sign * centered.sum() / scores.size
+    assert sums.difference == pytest.approx(sides[0].astype(float).mean() - sides[1].astype(float).mean())
+    assert sums.powers == pytest.approx(pooled, abs=1e-4)
+    assert sums.gaps == pytest.approx(gaps, abs=1e-5)
+
+
+def test_sums_of_many_steps_are_stored_in_groups(monkeypatch):
+    observations = in_steps(np.random.default_rng(0), 1.0, 47, 6)
+    steps = ScoreSums.of(observations)
+    monkeypatch.setattr(estimate_module, "_MOST_GROUPS", 12)
+    groups = ScoreSums.of(observations)
+    merged = np.pad(steps.powers, [(0, 0), (1, 0)]).reshape(5, 12, 4).sum(axis=2)  # the first has fewer
+    assert groups.powers == pytest.approx(merged)
+    assert groups.deviation == pytest.approx(steps.deviation)
 
 
 def test_a_file_gives_the_noise_of_the_array(tmp_path):
@@ -135,31 +112,51 @@ class TestIntervals:
     """How often the interval of the noise contains the true noise."""
 
     @pytest.mark.parametrize(("mu", "size"), [(0.1, 50), (0.39, 1000), (1.0, 50), (3.0, 5), (3.0, 1000)])
-    def test_of_independent_normal_scores_is_exact(self, mu, size, is_long):
+    def test_of_independent_normal_scores_has_its_error_rate(self, mu, size, is_long):
         runs, rng = 4000 if is_long else 400, np.random.default_rng(size)
-        found = [ScoreSpread.of(independent(rng, mu, size)).separation(0.95) for _ in range(runs)]
+        found = [ScoreSums.of(independent(rng, mu, size)).separation(0.95) for _ in range(runs)]
         missed = sum(not one.low <= mu <= one.high for one in found)
         low, high = count_range(runs, 0.05, comparisons=5)
-        assert low <= missed <= high
+        assert (0 if size < 20 else low) <= missed <= high
+
+    @pytest.mark.parametrize("sizes", [(2, 2), (5, 50), (20, 20), (1000, 10), (1000, 1000)])
+    @pytest.mark.parametrize("mu", [-1.0, 0.0, 0.39, 3.0, 10.0])
+    def test_has_the_error_rate_of_a_noncentral_t(self, sizes, mu):
+        """The share of ratios whose interval misses mu, by the exact distribution of the ratio."""
+        size, degrees = math.sqrt(sizes[0] * sizes[1] / sum(sizes)), sum(sizes) - 2
+        levels = np.linspace(0.0005, 0.9995, 1000)
+        ratios = stats.nct.ppf(levels, degrees, mu * size) / size
+        powers = np.asarray([[sum(sizes)], [0], [degrees], [0], [1]])
+        sums = [ScoreSums(0.0, ratio, 1.0, sizes, np.zeros(1), powers, False) for ratio in ratios]
+        found = [one.separation(0.95) for one in sums]
+        above, below = np.mean([(one.low > mu, one.high < mu) for one in found], axis=0)
+        assert below + above <= 0.0505
+        if min(sizes) >= 20:
+            assert below + above >= 0.046
+            assert max(below, above) <= 0.037
+
+    def test_of_millions_of_scores_is_that_of_a_normal_ratio(self):
+        for ratio in (0.0, 0.39, 3.0, 300.0):
+            size = 2.5e6
+            powers = np.asarray([[2 * size], [0], [2 * size], [0], [1]])
+            interval = ScoreSums(0.0, ratio, 1.0, (size, size), np.zeros(1), powers, False).separation(0.95)
+            error = math.sqrt(2 / size + ratio**2 / (4 * size))
+            assert (interval.low - ratio) / error == pytest.approx(-1.96, abs=2e-3)
+            assert (interval.high - ratio) / error == pytest.approx(1.96, abs=2e-3)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize(("mu", "steps"), [(0.39, 60), (3.0, 12)])
     def test_covers_whatever_scores_of_a_step_share(self, kind, mu, steps):
         runs, rng = 200, np.random.default_rng(steps)
-        found = [ScoreSpread.of(in_steps(rng, mu, steps, 12, kind)).separation(0.95) for _ in range(runs)]
+        found = [ScoreSums.of(in_steps(rng, mu, steps, 12, kind)).separation(0.95) for _ in range(runs)]
         missed = sum(not one.low <= mu <= one.high for one in found)
         assert missed <= most_flagged(runs, 0.05, broken=0.25, comparisons=8)
 
     def test_that_takes_scores_of_a_step_as_independent_would_not_cover(self):
         rng = np.random.default_rng(0)
-        missed = 0
-        for _ in range(100):
-            spread = ScoreSpread.of(in_steps(rng, 3.0, 60, 12, "one draw"))
-            (present, absent), ratio = spread.sizes, spread.difference / spread.deviation
-            size = math.sqrt(present * absent / (present + absent))
-            low, high = noncentral_interval(ratio * size, spread.degrees, 0.05)
-            missed += not low <= 3.0 * size <= high
-        assert missed > 30
+        sums = [ScoreSums.of(in_steps(rng, 3.0, 60, 12, "one draw")) for _ in range(100)]
+        found = [replace(one, is_stepped=False).separation(0.95) for one in sums]
+        assert sum(not one.low <= 3.0 <= one.high for one in found) > 30
 
     @pytest.mark.long
     @pytest.mark.parametrize("kind", KINDS)
@@ -167,30 +164,27 @@ class TestIntervals:
     @pytest.mark.parametrize(("steps", "canaries"), [(10, 16), (50, 64), (300, 8)])
     def test_covers_in_further_settings(self, kind, mu, steps, canaries):
         runs, rng = 2000, np.random.default_rng(steps)
-        found = [
-            ScoreSpread.of(in_steps(rng, mu, steps, canaries, kind)).separation(0.95) for _ in range(runs)
-        ]
+        found = [ScoreSums.of(in_steps(rng, mu, steps, canaries, kind)).separation(0.95) for _ in range(runs)]
         missed = sum(not one.low <= mu <= one.high for one in found)
         assert missed <= most_flagged(runs, 0.05, broken=0.1, comparisons=48)
 
-    def test_with_steps_is_never_narrower_than_without(self):
+    def test_contains_the_ratio_at_every_confidence(self):
         rng = np.random.default_rng(1)
         for kind in KINDS:
-            observations = in_steps(rng, 1.0, 40, 8, kind)
-            flat = dpaudit.Observations(
-                with_canary=observations.with_canary, without_canary=observations.without_canary
-            )
-            wide, narrow = (ScoreSpread.of(one).separation(0.95) for one in (observations, flat))
-            assert wide.value == pytest.approx(narrow.value)
-            assert wide.low <= narrow.low + 1e-12
-            assert wide.high >= narrow.high - 1e-12
+            sums = ScoreSums.of(in_steps(rng, 1.0, 10, 8, kind))
+            widths = []
+            for confidence in (0.5, 0.95, 0.999, 1 - 1e-12):
+                found = sums.separation(confidence)
+                assert found.low <= found.value <= found.high
+                widths.append(found.high - found.low)
+            assert widths == sorted(widths)
 
     @given(scale=st.floats(0.01, 100), shift=st.floats(-100, 100), seed=st.integers(0, 50))
     def test_does_not_depend_on_unit_and_origin_of_the_scores(self, scale, shift, seed):
         one = in_steps(np.random.default_rng(seed), 0.7, 12, 5)
         sides = {name: scale * getattr(one, name) + shift for name in ("with_canary", "without_canary")}
         other = replace(one, **sides)
-        found = [ScoreSpread.of(each).separation(0.9) for each in (one, other)]
+        found = [ScoreSums.of(each).separation(0.9) for each in (one, other)]
         for end in ("value", "low", "high"):
             assert getattr(found[0], end) == pytest.approx(getattr(found[1], end), rel=1e-6, abs=1e-6)
 
@@ -201,7 +195,7 @@ class TestShape:
     def test_normal_scores_look_normal_in_all_but_one_of_a_thousand(self):
         rng, runs = np.random.default_rng(3), 300
         kinds = [KINDS[number % 3] for number in range(runs)]
-        odd = sum(not ScoreSpread.of(in_steps(rng, 1.0, 60, 8, kind)).shape().is_normal for kind in kinds)
+        odd = sum(not ScoreSums.of(in_steps(rng, 1.0, 60, 8, kind)).shape().is_normal for kind in kinds)
         assert odd <= most_flagged(runs, 0.01, broken=0.1)
 
     @pytest.mark.parametrize("make", [np.random.Generator.laplace, np.random.Generator.exponential])
@@ -212,50 +206,76 @@ class TestShape:
         )
         estimate = dpaudit.audit(observations, claim=CLAIM).estimate
         assert not estimate.shape.is_normal
-        assert "(they do not look normal: skewness" in estimate.statement
+        assert estimate.noise_multiplier is estimate.noise_ratio is estimate.epsilon is None
+        assert estimate.noise is None
+        assert estimate.missing.startswith(
+            "The noise is not estimated, as the scores do not look normal (skewness "
+        )
+        assert estimate.statement == estimate.missing
+        assert Estimate.from_dict(json.loads(json.dumps(estimate.to_dict()))) == estimate
 
     def test_is_that_of_scipy(self):
         rng = np.random.default_rng(0)
         sides = rng.gamma(2.0, size=1000), rng.gamma(2.0, size=1000)
-        found = ScoreSpread.of(dpaudit.Observations(with_canary=sides[0], without_canary=sides[1])).shape()
+        found = ScoreSums.of(dpaudit.Observations(with_canary=sides[0], without_canary=sides[1])).shape()
         pooled = np.concatenate([side - side.mean() for side in sides])
         assert found.skewness == pytest.approx(stats.skew(pooled), rel=0.01)
         assert found.kurtosis == pytest.approx(stats.kurtosis(pooled), rel=0.01)
 
 
-def slow_band(present, absent, confidence):
-    """The band by its definition, by quantiles of Beta distributions for every rank."""
-    rates = grid(absent.size)
-    error = (1 - confidence) / (4 * rates.size)
-    descending, n0, n1 = np.sort(absent)[::-1], absent.size, present.size
-    ranks = np.arange(n0)
-    at_most, at_least = (stats.beta.ppf(level, ranks + 1, n0 - ranks) for level in (1 - error, error))
-    low, high = np.zeros(rates.size), np.ones(rates.size)
-    for i, rate in enumerate(rates):
-        if (at_most <= rate).any():
-            hits = np.count_nonzero(present > descending[ranks[at_most <= rate].max()])
-            low[i] = stats.beta.ppf(error, hits, n1 - hits + 1) if hits else 0.0
-        if (at_least >= rate).any():
-            hits = np.count_nonzero(present >= descending[ranks[at_least >= rate].min()])
-            high[i] = stats.beta.ppf(1 - error, hits + 1, n1 - hits) if hits < n1 else 1.0
-    return np.maximum.accumulate(low), np.minimum.accumulate(high[::-1])[::-1]
+def roc_of(observations, confidence=0.95):
+    sums = ScoreSums.of(observations)
+    return attack_roc(
+        list(step_sides(observations)),
+        center=sums.center,
+        deviation=sums.deviation,
+        fnr=lambda fpr: 1 - fpr,
+        confidence=confidence,
+    )
+
+
+def slow_interval(present, absent, fpr, confidence):
+    """The interval of one true positive rate by its definition, threshold by threshold."""
+    quantile, lows, highs = stats.norm.ppf((1 + confidence) / 2), [], []
+    error = math.sqrt(fpr * (1 - fpr) * absent.size)
+    thresholds = np.concatenate([[-np.inf], np.sort(absent)])
+    above = np.asarray([np.count_nonzero(absent > threshold) for threshold in thresholds])
+    for angle in np.linspace(-math.pi / 2, math.pi / 2, 17):
+        tail = stats.norm.cdf(-quantile * math.cos(angle))
+        off = quantile * math.sin(angle) * error
+        fewer, more = math.floor(fpr * absent.size - off), math.ceil(fpr * absent.size + off)
+        low, high = 0.0, 1.0
+        if fewer >= 0:
+            hits = np.count_nonzero(present > thresholds[above <= fewer].min())
+            low = stats.beta.ppf(tail, hits, present.size - hits + 1) if hits else 0.0
+        if more <= absent.size:
+            hits = np.count_nonzero(present > thresholds[above >= more].max())
+            high = stats.beta.ppf(1 - tail, hits + 1, present.size - hits) if hits < present.size else 1.0
+        lows.append(low)
+        highs.append(high)
+    return min(lows), max(highs)
 
 
 def normal_tpr(mu, fpr):
     return special.ndtr(mu + special.ndtri(fpr))
 
 
+def missed_rates(found, mu):
+    truth = normal_tpr(mu, found.fpr)
+    return (found.low > truth + 1e-12) | (found.high < truth - 1e-12)
+
+
 class TestBand:
-    """The simultaneous band of the attack's ROC."""
+    """The intervals of the attack's true positive rates."""
 
     @pytest.mark.parametrize(("present", "absent"), [(7, 5), (60, 40), (100, 250)])
     def test_is_that_of_its_definition(self, present, absent):
         rng = np.random.default_rng(present)
         sides = rng.normal(1.5, 1, present), rng.normal(0, 1, absent)
-        found = attack_band(dpaudit.Observations(with_canary=sides[0], without_canary=sides[1]), 0.95)
-        low, high = slow_band(*sides, 0.95)
-        assert found[2] == pytest.approx(low, abs=1e-9)
-        assert found[3] == pytest.approx(high, abs=1e-9)
+        found = roc_of(dpaudit.Observations(with_canary=sides[0], without_canary=sides[1]))
+        slow = np.asarray([slow_interval(*sides, fpr, 0.95) for fpr in found.fpr])
+        assert found.low == pytest.approx(np.minimum.accumulate(slow[::-1, 0])[::-1], abs=1e-9)
+        assert found.high == pytest.approx(np.maximum.accumulate(slow[:, 1]), abs=1e-9)
 
     @given(
         seed=st.integers(0, 99),
@@ -266,69 +286,66 @@ class TestBand:
     def test_contains_what_was_reached_and_rises(self, seed, present, absent, decimals):
         rng = np.random.default_rng(seed)
         sides = rng.normal(1, 1, present).round(decimals), rng.normal(0, 1, absent).round(decimals)
-        observations = dpaudit.Observations(with_canary=sides[0], without_canary=sides[1])
-        rates, reached, low, high = attack_band(observations, 0.95)
-        for fpr, tpr in zip(rates, reached, strict=True):
+        found = roc_of(dpaudit.Observations(with_canary=sides[0], without_canary=sides[1]))
+        for fpr, tpr in zip(found.fpr, found.reached, strict=True):
             rules = [(sides[1] >= t, sides[0] >= t) for t in sides[1]]
             rules += [(sides[1] > t, sides[0] > t) for t in sides[1]]
             best = max(hit.mean() for wrong, hit in rules if wrong.sum() <= math.floor(fpr * absent))
             assert tpr == pytest.approx(best)
-        assert (low <= reached).all()
-        assert (reached <= high).all()
-        for ends in (reached, low, high):
+        assert (found.low <= found.reached).all()
+        assert (found.reached <= found.high).all()
+        for ends in (found.reached, found.low, found.high):
             assert (np.diff(ends) >= 0).all()
 
     @pytest.mark.parametrize("bins", [False, True])
     @pytest.mark.parametrize("mu", [0.0, 1.0, 3.0])
-    def test_contains_the_whole_curve_of_independent_scores(self, mu, bins, monkeypatch):
+    def test_contains_each_rate_of_independent_scores(self, mu, bins, monkeypatch):
         if bins:  # as for very many scores
             monkeypatch.setattr(band_module, "_SORTED", 10)
-        rng, runs, missed = np.random.default_rng(0), 100, 0
-        for _ in range(runs):
-            rates, _, low, high = attack_band(independent(rng, mu, 300), 0.5)
-            truth = normal_tpr(mu, rates)
-            missed += bool((low > truth + 1e-12).any() or (high < truth - 1e-12).any())
-        assert missed <= most_flagged(runs, 0.5, broken=0.8)
+        rng, runs = np.random.default_rng(0), 200
+        missed = sum(missed_rates(roc_of(independent(rng, mu, 300), 0.8), mu) for _ in range(runs))
+        assert missed.max() <= most_flagged(runs, 0.2, broken=0.4, comparisons=6 * missed.size)
 
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("mu", [0.39, 3.0])
-    def test_contains_the_whole_curve_whatever_scores_of_a_step_share(self, kind, mu):
-        rng, runs, missed = np.random.default_rng(0), 60, 0
-        for _ in range(runs):
-            rates, _, low, high = attack_band(in_steps(rng, mu, 50, 30, kind), 0.95)
-            truth = normal_tpr(mu, rates)
-            missed += bool((low > truth + 1e-12).any() or (high < truth - 1e-12).any())
-        assert missed <= most_flagged(runs, 0.05, broken=0.3)
+    @pytest.mark.parametrize("mu", [0.39, 1.0])
+    def test_contains_each_rate_whatever_scores_of_a_step_share(self, kind, mu):
+        rng, runs = np.random.default_rng(0), 100
+        every = [missed_rates(roc_of(in_steps(rng, mu, 50, 30, kind)), mu)[-12:] for _ in range(runs)]
+        assert np.sum(every, axis=0).max() <= most_flagged(runs, 0.05, broken=0.35, comparisons=8 * 12)
+
+    def test_is_narrower_than_a_simultaneous_one(self):
+        found = roc_of(independent(np.random.default_rng(0), 1.0, 50))
+        place = int(np.flatnonzero(found.fpr == 0.3)[0])
+        assert 0.3 < found.high[place] - found.low[place] < 0.5
 
     def test_of_one_shared_draw_is_that_of_steps_not_of_scores(self):
         rng = np.random.default_rng(0)
-        shared, alone = (
-            attack_band(in_steps(rng, 1.0, 100, 50, kind), 0.95) for kind in ("one draw", KINDS[0])
-        )
-        middle = -7
-        assert shared[0][middle] == 0.5
-        assert shared[3][middle] - shared[2][middle] > 2 * (alone[3][middle] - alone[2][middle])
-        fewer = attack_band(independent(rng, 1.0, 100), 0.95)
-        assert shared[3][middle] - shared[2][middle] == pytest.approx(
-            fewer[3][middle] - fewer[2][middle], rel=0.4
-        )
+        stepped = in_steps(rng, 1.0, 100, 50, "one draw")
+        flat = dpaudit.Observations(with_canary=stepped.with_canary, without_canary=stepped.without_canary)
+        shared, alone = roc_of(stepped), roc_of(flat)
+        middle = int(np.flatnonzero(shared.fpr == 0.5)[0])
+        assert shared.high[middle] - shared.low[middle] > 2 * (alone.high[middle] - alone.low[middle])
 
     def test_of_very_many_scores_takes_bins_for_ranks_and_loses_little(self, monkeypatch):
         observations = independent(np.random.default_rng(0), 1.0, 20_000)
-        exact = attack_band(observations, 0.95)
+        exact = roc_of(observations)
         monkeypatch.setattr(band_module, "_SORTED", 10)
-        rough = attack_band(observations, 0.95)
-        assert rough[2] == pytest.approx(exact[2], abs=0.003)
-        assert rough[3] == pytest.approx(exact[3], abs=0.003)
-        assert (rough[2] <= exact[2] + 1e-12).all()
-        assert (rough[3] >= exact[3] - 1e-12).all()
+        rough = roc_of(observations)
+        many = exact.fpr >= 0.001  # where there are 20 absent scores above the threshold
+        assert rough.low[many] == pytest.approx(exact.low[many], abs=0.003)
+        assert rough.high[many] == pytest.approx(exact.high[many], abs=0.003)
 
-    def test_counts_steps_in_blocks(self, monkeypatch):
-        observations = in_steps(np.random.default_rng(0), 1.0, 60, 20, "half shared")
-        whole = attack_band(observations, 0.95)
-        monkeypatch.setattr(band_module, "_CELLS", 200)
-        parts = attack_band(observations, 0.95)
-        assert np.array_equal(whole, parts)
+    def test_errors_of_steps_are_those_of_a_loop(self):
+        observations = in_steps(np.random.default_rng(0), 1.0, 30, 8, "half shared")
+        scores, ends = next(step_sides(observations))
+        scores, thresholds = np.floor(3 + 2 * scores).clip(0).astype(int), np.asarray([5, 4, 4, 2])
+        found = band_module._step_errors((scores, ends), lambda numbers: numbers, thresholds)
+        for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            for column, threshold in enumerate(thresholds):
+                share = np.mean(scores >= threshold)
+                error = np.count_nonzero(scores[start:end] >= threshold) - share * (end - start)
+                unit = math.sqrt(29 / 30 * scores.size * share * (1 - share))
+                assert found[number, column] == pytest.approx(error / unit)
 
 
 class TestResult:
@@ -346,7 +363,7 @@ class TestResult:
         line = next(line for line in str(result).splitlines() if line.startswith("  estimate: "))
         assert line == f"  estimate: {found.statement}"
         assert "an estimate for this attack, not a bound, that assumes normal scores" in line
-        assert "(they look normal: excess kurtosis" in line
+        assert line.endswith("normal scores, independent steps and no early stopping")
 
     def test_epsilon_is_that_of_the_claim_with_this_noise(self):
         found = Estimate.of(
@@ -417,13 +434,12 @@ class TestResult:
         result = dpaudit.audit(observations, claim=claim)
         found = result.estimate
         assert found.noise_multiplier is None
-        assert [point.fpr for point in found.roc.points] == [0.001, 0.01, 0.1]
-        for point in found.roc.points:
-            assert point.claimed == pytest.approx(min(1e-5 + math.exp(4) * point.fpr, 1), rel=0.05)
-            assert point.low <= point.reached <= point.high
+        for rate in RATES:
+            place = int(np.flatnonzero(found.roc.fpr == rate)[0])
+            assert found.roc.claimed[place] == pytest.approx(min(1e-5 + math.exp(4) * rate, 1), rel=0.05)
+            assert f"of {100 * rate:g} %, {found.roc.reached[place]:.3g} [" in found.rates
         assert f"  rates: {found.rates}" in str(result).splitlines()
-        assert "at a false positive rate of 0.1 %, this attack has a true positive rate of" in found.rates
-        assert found.rates.endswith("; the intervals assume independent scores of a number fixed before")
+        assert found.rates.endswith("; each interval has 95 % confidence, if scores are independent")
 
     def test_has_no_band_of_few_steps_but_one_of_files(self, tmp_path):
         rng = np.random.default_rng(0)
@@ -495,7 +511,7 @@ class TestResult:
         assert isinstance(roc, RocBand)
         ax = roc.plot(ax=Figure().subplots())
         assert {text.get_text() for text in ax.get_legend().get_texts()} == {
-            "95 % band",
+            "95 % intervals",
             "claimed curve",
             "this attack",
         }

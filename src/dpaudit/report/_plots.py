@@ -299,7 +299,7 @@ class TradeoffPlot:
 
 
 def roc_plot(roc: RocBand, *, wide: bool = False) -> Html:
-    """Draw the true positive rates that the attack reached, their band, and the claimed curve."""
+    """Draw the true positive rates that the attack reached, their intervals, and the claimed curve."""
     fpr, seen = roc.fpr, np.concatenate([roc.claimed, roc.reached])
     least = 10 ** math.floor(math.log10(max(float(seen[seen > 0].min(initial=1.0)), 1e-6)))
     canvas = Canvas.of((float(fpr[0]), 1.0), (min(least, 0.1), 1.0), _PLANE_HEIGHT, log=True)
@@ -326,15 +326,17 @@ def roc_plot(roc: RocBand, *, wide: bool = False) -> Html:
     level = _validate.percent(roc.confidence)
     text = (
         "How many of the present canaries this attack recognizes if it may be wrong about some of the absent "
-        f"ones. The band contains its whole curve with {level} confidence, if scores, or steps that canaries "
-        "share, are independent. No attack may be above the claimed curve. The top of the band is about this "
-        "attack: another may recognize more. The verdict does not rest on this estimate."
+        f"ones. Each interval (not all at once) contains its rate with {level} confidence, if scores, "
+        "or steps that canaries share, are independent. No attack may be above the claimed curve. The upper "
+        "ends are about this attack: another may recognize more. The verdict does not rest on this estimate."
     )
     columns = fpr, roc.claimed, roc.reached, roc.low, roc.high
     rows = [[number(column[i]) for column in columns] for i in range(fpr.size)]
     header = ("false positive rate", "claimed, at most", "this attack", "from", "to")
     numbers = table(header, rows, words=0, label="True positive rates, as a table")
-    keys = key(("line curve", "claimed curve"), ("line bound", "this attack"), ("area band", f"{level} band"))
+    keys = key(
+        ("line curve", "claimed curve"), ("line bound", "this attack"), ("area band", f"{level} intervals")
+    )
     return figure("True positive rates", text, picture, numbers, keys=keys, wide=wide)
 
 

@@ -6,14 +6,13 @@ from dpaudit.stats._binomial import Region, plausible_counts
 from dpaudit.stats._bound import Bound
 from dpaudit.stats._counts import ErrorCounts, Guesses
 from dpaudit.stats._coverage import Coverage, coverage, ideal_observations, tally
-from dpaudit.stats._effective_noise import Interval, Shape
-from dpaudit.stats._estimate import Estimate
+from dpaudit.stats._estimate import Estimate, Interval, Shape
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._one_run import one_run_bound, one_run_fdp_bound
 from dpaudit.stats._planning import Leak, Plan, plan_canaries, plan_observations, plan_steps, smallest_leak
 from dpaudit.stats._power import Power
 from dpaudit.stats._result import Result, Verdict
-from dpaudit.stats._roc_band import RocBand, RocPoint
+from dpaudit.stats._roc_band import RocBand
 from dpaudit.stats.inference import (
     Betting,
     BoundQuery,
@@ -85,7 +84,6 @@ __all__ = [
     "Region",
     "Result",
     "RocBand",
-    "RocPoint",
     "SameData",
     "Shape",
     "Simultaneous",
