@@ -35,7 +35,8 @@ _MOST_TERMS = 200_000  # of the integrals that are computed at once
 _MOST_POINTS = 1 << 12
 _NEGLIGIBLE, _OMITTED = -30.0, -60.0  # logarithms of shares of a moment
 _MOST_NEWTON, _MOST_ROUNDS = 100, 12
-_PRECISION = 1e-15
+_MOST_PHASE = 500.0  # of the terms around a saddle point; beyond, a smaller one needs fewer points
+_PRECISION, _PRECISION_OF_EPSILON = 1e-15, 1e-10
 _CONTOUR_DELTAS = 1e-12, 1e-9, 1e-6, 1e-4, 1e-2, 0.3
 
 ComplexArray: TypeAlias = npt.NDArray[np.complex128]
@@ -328,10 +329,10 @@ class _Contour:
             ahead = -1.0
             if value > 0 > slope:
                 ahead = max(epsilon - math.log(value / delta) * value / slope, 0.0)
+            if abs(ahead - epsilon) <= _PRECISION_OF_EPSILON * ahead:
+                return ahead
             if not low < ahead < high:
                 ahead = (max(low, 0.0) + high) / 2 if high < math.inf else 2 * low + 1.0
-            if abs(ahead - epsilon) <= 1e-12 * ahead:
-                return ahead
             epsilon = ahead
         return epsilon
 
@@ -379,7 +380,9 @@ class TiltedLosses:
         error = 2 * contour.delta(epsilon)[2]
         if not error < delta / 4:
             return self.largest if side < 0 else 0.0
-        return contour.epsilon(delta + side * error, epsilon, self.largest) * (1 - side * 1e-9)
+        return contour.epsilon(delta + side * error, epsilon, self.largest) * (
+            1 - side * 10 * _PRECISION_OF_EPSILON
+        )
 
     @lru_cache(maxsize=64)  # noqa: B019  # equal runs share their contours
     def _contour(self, delta: float) -> tuple[_Contour, float]:
@@ -430,11 +433,12 @@ class TiltedLosses:
 
     def _saddle_delta(self, saddle: float) -> tuple[float, float, float]:
         """Return about ln(delta) at the epsilon with this saddle point, epsilon, and the spread."""
-        value, first, second = self._moments(saddle).derivatives()
+        moments = self._moments(saddle)
+        value, first, second = moments.derivatives()
         mean = self.num_steps * (first if self.is_removed else -first)
         epsilon = mean - 1 / saddle - 1 / (1 + saddle)
         curvature = self.num_steps * second + saddle**-2 + (1 + saddle) ** -2
-        if not (curvature > 0 and math.isfinite(epsilon)):
+        if not (curvature > 0 and math.isfinite(epsilon) and saddle * moments.reach < _MOST_PHASE):
             return -math.inf, 0.0, 0.0
         log_delta = self.num_steps * value - saddle * epsilon - math.log(saddle * (1 + saddle))
         return log_delta - 0.5 * math.log(2 * math.pi * curvature), epsilon, curvature * saddle**2
