@@ -116,7 +116,7 @@ def conclude(error: BaseException, words: Sequence[str]) -> int:
 
 
 def _is_output_unread(error: BaseException) -> bool:
-    """Return whether the reader of the output has left; rich then closes the output and calls ``sys.exit``."""
+    """Return whether the reader of the output has left; rich then closes it and calls ``sys.exit``."""
     if isinstance(error, UnexpectedExitError) and error.__cause__ is not None:
         return isinstance(error.__cause__.__context__, BrokenPipeError)
     return isinstance(error, BrokenPipeError) and _is_reader_gone()
