@@ -144,7 +144,7 @@ class _Optimizer:
 
 
 def adaptive_runs(count: int) -> Iterator[tuple[LinearTraining, int]]:
-    """Yield this many training runs with their seeds: all settings and schedules in turn, 200 to 2,000 steps."""
+    """Yield this many runs with their seeds: all settings and schedules in turn, 200 to 2,000 steps."""
     lengths = np.random.default_rng(0).integers(200, 2_001, count).tolist()
     settings = list(product(SETTINGS, SCHEDULES))
     for seed, num_steps in enumerate(lengths):
