@@ -39,7 +39,7 @@ from dpaudit.recording._signal_and_noise import (
     with_batches,
 )
 from dpaudit.recording._trajectory import LiveBound, PlacedBets, RunBets, ShownBounds, Trajectory
-from dpaudit.stats import Inference, Observations, Result, TradeOff, Verdict, audit
+from dpaudit.stats import Inference, Observations, Result, TradeOff, audit
 from dpaudit.stats._audit import audit_untuned
 from dpaudit.stats._coins import CoinCheck
 from dpaudit.stats._observations import as_flags, plain_array, scale_notes, split_by_coins
@@ -368,7 +368,7 @@ class Recorder:
 
     def _clued(self, result: Result) -> Result:
         """Return the result with clues to the cause of a violation."""
-        if result.verdict is not Verdict.VIOLATION:
+        if not result.refuted:
             return result
         scores, present = np.stack(self._log.counted_scores), np.stack(self._log.counted_present)
         clues = ScoreSummary.of(scores, present, self.facts).known(claimed_noise(result.claim))
