@@ -225,7 +225,7 @@ class AuditOutcome:
     @property
     def is_bad(self) -> bool:
         """Whether the bound or the tests refute the claim."""
-        return self.result.verdict is Verdict.VIOLATION
+        return bool(self.result.refuted)
 
 
 def _summarized(recorder: AnyRecorder) -> ScoreSummary | None:

@@ -32,7 +32,7 @@ from dpaudit.recording._signal_and_noise import (
     RunCheck,
     UntestedError,
 )
-from dpaudit.stats import Result, Verdict
+from dpaudit.stats import Result
 
 _LEVELS = 0.9995, 0.0005  # quantiles of the noise interval, which is wide to avoid false hints
 _MIN_STEPS = 30  # needed to decide whether the signal depends on the number of present canaries
@@ -276,7 +276,7 @@ def claimed_noise(claim: object) -> float | None:
 
 def with_clues(result: Result, log: ScoreLog, facts: TrainingInfo | None) -> Result:
     """Return the result with clues to the cause of a violation."""
-    if result.verdict is not Verdict.VIOLATION:
+    if not result.refuted:
         return result
     scores, present = np.stack(log.counted_scores), np.stack(log.counted_present)
     clues = ScoreSummary.of(scores, present, facts).known(claimed_noise(result.claim))

@@ -161,7 +161,7 @@ class Result:
 
     def likely_causes(self) -> tuple[str, ...]:
         """Return likely causes of a violation, best first: hints for a developer, not proof."""
-        return joint_causes(self.diagnosis, self.clues) if self.verdict is Verdict.VIOLATION else ()
+        return joint_causes(self.diagnosis, self.clues) if self.refuted else ()
 
     @cached_property
     def power(self) -> Power:
@@ -206,7 +206,7 @@ class Result:
 
     def raise_for_violation(self) -> None:
         """Raise :class:`dpaudit.ViolationError` if the claim is refuted, by the bound or by the tests."""
-        if self.verdict is Verdict.VIOLATION:
+        if self.refuted:
             raise ViolationError(str(self))
 
     def __str__(self) -> str:

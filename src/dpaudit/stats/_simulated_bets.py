@@ -43,7 +43,7 @@ _MOST_STEPS = 2048  # of a simulated run
 # of one leak are wrong for another by up to 80 points of power. Detected runs are counted instead.
 _SHORT = 30
 _SHORT_RUNS = 400  # a standard error of 2 points
-_RUNS = 144, 400  # fewest and most simulated runs of longer ones; a standard error of 2 to 3 points
+_RUNS = 240, 400  # fewest and most simulated runs of longer ones; a standard error of 2 to 3 points
 _MOST_SIMULATED = 300_000  # steps of all runs
 _ROUNDS = 4  # of simulations until the leak is known
 _CLOSE = 0.06  # relative change of the excess of a leak at which the last simulation was close enough

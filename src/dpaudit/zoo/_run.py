@@ -22,7 +22,7 @@ from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError, MissingExtraError
 from dpaudit.methods import examine
 from dpaudit.recording import Recorder
-from dpaudit.stats import Fixed, Gaussian, Result, SameData, Verdict, audit
+from dpaudit.stats import Fixed, Gaussian, Result, SameData, audit
 from dpaudit.stats._bound import plain
 from dpaudit.zoo._entries import ENTRIES
 from dpaudit.zoo._entry import Entry, Evidence, Scores, checkpoints
@@ -268,7 +268,7 @@ def _steps_of_bound(evidence: Evidence, scores: Scores, confidence: float) -> in
     """Return the smallest number of steps from which on every checkpoint is a violation."""
 
     def is_violation(num_steps: int) -> bool:
-        return _audited(evidence, scores, num_steps, confidence).verdict is Verdict.VIOLATION
+        return bool(_audited(evidence, scores, num_steps, confidence).refuted)
 
     counts = [evidence.num_steps]
     if scores.is_stepped:
