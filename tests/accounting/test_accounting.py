@@ -124,8 +124,8 @@ def test_rounding_errors_of_tiny_sample_rates_do_not_become_a_lower_bound(noise,
 
 def test_tiny_sample_rates_with_many_steps_are_composed_as_others():
     """dp-accounting raises a number of losses to the power of the steps, which takes half a minute."""
-    assert 0.02 < _pld.epsilon_above(1.0, 1e-7, 10**7, 1e-7) < 0.021
-    assert _pld.epsilon_below(1.0, 1e-7, 10**7, 1e-7) == 0
+    above = _pld.epsilon_above(1.0, 1e-7, 10**7, 1e-7)
+    assert 0.999 * above < _pld.epsilon_below(1.0, 1e-7, 10**7, 1e-7) <= above < 0.0014
 
 
 SETTINGS = [

@@ -67,6 +67,8 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
         _limit_guess(epsilon, rate, steps),
         _NEAR,
     )
+    if near == 0:
+        raise InputError(f"Expected an epsilon that training with noise can have, got epsilon={epsilon:g}.")
     for mu in (near * (1 - _NEAR), near * (1 + _NEAR)):
         is_private(mu)
     return 1 / last_true(is_private, 0.5, tolerance=1e-4)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from dpaudit.accounting._losses import LossDistribution
+from dpaudit.accounting._losses import LossDistribution, TiltedLosses
 from dpaudit.errors import InputError
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
@@ -17,49 +18,47 @@ _FINE = 1e-3
 _ROUNDING_MASS = 4e-14  # rounding error of delta, over the mass that all steps may gain by it
 _ROUNDING = 1e-5  # the relative error of epsilon from truncating tails at delta = 1e-10
 _NEGLIGIBLE = 1e-6  # relative error of delta that changes epsilon by less than its own rounding
+_TOLERABLE = 1e-2  # the largest relative error of delta by rounding
 _NUM_LINES = 200  # each line costs a pass over the privacy loss distribution
 
 
 @lru_cache(maxsize=8)  # of up to 8 MB each
 def _composed(
     noise: float, sample_rate: float, num_steps: int, finer: float, *, is_removed: bool
-) -> LossDistribution:
+) -> LossDistribution | TiltedLosses:
     """Return the privacy losses of the whole training run, if an example is removed or added."""
-    interval = _interval(noise, sample_rate, num_steps) / finer
-    try:
-        step = LossDistribution.of_step(noise, sample_rate, interval, is_removed=is_removed)
-        return step.repeated(num_steps)
-    except (ValueError, ArithmeticError) as error:
-        raise InputError(
-            "Expected a noise multiplier and sample rate that dp-accounting supports, got "
-            f"noise_multiplier={noise:g} and sample_rate={sample_rate:g}."
-        ) from error
+    interval = _interval(noise, sample_rate, num_steps)
+    if interval is not None:
+        with suppress(ValueError, ArithmeticError):  # too many losses
+            step = LossDistribution.of_step(noise, sample_rate, interval / finer, is_removed=is_removed)
+            return step.repeated(num_steps)
+    return TiltedLosses(noise, sample_rate, num_steps, is_removed)
 
 
 def composed(
     noise: float, sample_rate: float, num_steps: int, finer: float = 1
-) -> tuple[LossDistribution, ...]:
+) -> tuple[LossDistribution | TiltedLosses, ...]:
     """Return the privacy losses of the whole training run in both directions, or in one if they are equal."""
     directions = (True,) if sample_rate == 1 else (True, False)
     return tuple(_composed(noise, sample_rate, num_steps, finer, is_removed=one) for one in directions)
 
 
-def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> float:
+def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> float | None:
     """Return the discretization interval: 1e-3, less for steps with small spread, more for a large epsilon.
 
     It is at most a twentieth of a step's spread. The error of dp-accounting's "connect the dots" grows with
     interval^2 x steps. Epsilon is estimated by the central limit theorem, or from the largest loss of a step
-    if that is smaller.
+    if that is smaller. None if rounding errors do not allow for such an interval.
     """
     mu = 1 / noise_multiplier
     loss = mu**2 / 2 + 10 * mu
     largest = num_steps * (loss + math.log(sample_rate + (1 - sample_rate) * math.exp(-loss)))
     total = sample_rate * math.sqrt(num_steps * math.expm1(min(mu**2, 100.0)))
     epsilon = min(total**2 / 2 + 4 * total, largest)
-    usual = min(max(_FINE, epsilon * 6e-5), _spread(noise_multiplier, sample_rate) / 20)
+    interval = min(max(_FINE, epsilon * 6e-5), _spread(noise_multiplier, sample_rate) / 20)
     # rounding errors of delta become masses, of about 2e-16 / interval at each loss of each step
     total_range = max(largest, 0.0) - num_steps * math.log1p(-min(sample_rate, 0.5))
-    return max(usual, 2 * math.sqrt(_ROUNDING_MASS * total_range))
+    return interval if interval > 2 * math.sqrt(_ROUNDING_MASS * total_range) else None
 
 
 def _spread(noise_multiplier: float, sample_rate: float) -> float:
@@ -71,7 +70,15 @@ def _spread(noise_multiplier: float, sample_rate: float) -> float:
 @lru_cache(maxsize=4096)
 def _epsilon(noise: float, sample_rate: float, num_steps: int, delta: float, finer: float) -> float:
     """Return an upper bound on epsilon, the larger one of both directions."""
-    return max(one.epsilon(delta) for one in composed(noise, sample_rate, num_steps, finer))
+    return _larger_epsilon(composed(noise, sample_rate, num_steps, finer), delta)
+
+
+def _larger_epsilon(directions: Iterable[LossDistribution | TiltedLosses], delta: float) -> float:
+    epsilon = 0.0
+    for one in directions:
+        if one.largest > epsilon:
+            epsilon = max(epsilon, one.epsilon(delta))
+    return epsilon
 
 
 @lru_cache(maxsize=4096)
@@ -82,8 +89,18 @@ def _removal_epsilon(noise: float, sample_rate: float, num_steps: int, delta: fl
 
 def epsilon_above(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
     """Return an upper bound on epsilon at ``delta``, for claims."""
-    margin = _rounding_of_delta(num_steps, delta)
-    return _epsilon(noise, sample_rate, num_steps, max(delta - margin, delta / 2), 2)
+    rounding = _rounding_of_delta(num_steps, delta)
+    if rounding > _TOLERABLE * delta:
+        both = (TiltedLosses(noise, sample_rate, num_steps, is_removed) for is_removed in (True, False))
+        epsilon = _larger_epsilon(both, delta)
+    else:
+        epsilon = _epsilon(noise, sample_rate, num_steps, delta - rounding, 2)
+    if math.isinf(epsilon):
+        raise InputError(
+            f"Expected a claim whose epsilon can be computed: none was found at delta={delta:g} for "
+            f"noise_multiplier={noise:g}, sample_rate={sample_rate:g} and num_steps={num_steps}."
+        )
+    return epsilon
 
 
 def _rounding_of_delta(num_steps: int, delta: float) -> float:
@@ -92,8 +109,8 @@ def _rounding_of_delta(num_steps: int, delta: float) -> float:
     Transforms have an error of about the precision of a number in every step, and the tails that are folded
     back have the mass at which a composition is truncated. Compared with exact Gaussian compositions.
     """
-    margin = 4e-15 + 4.4e-16 * num_steps
-    return margin if margin > _NEGLIGIBLE * delta else 0.0
+    rounding = 4e-15 + 4.4e-16 * num_steps
+    return rounding if rounding > _NEGLIGIBLE * delta else 0.0
 
 
 def epsilon_near(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
@@ -108,11 +125,11 @@ def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float
     truth is below the finer value by a third of the last improvement; here all of it is subtracted. One of
     the two directions is enough: epsilon is the larger one of both.
     """
-    if _interval(noise, sample_rate, num_steps) > _spread(noise, sample_rate) / 2:
-        return 0.0  # rounding errors do not allow for an interval that is fine enough
-    delta += _rounding_of_delta(num_steps, delta)
-    coarse = _removal_epsilon(noise, sample_rate, num_steps, delta, 1)
-    fine = _removal_epsilon(noise, sample_rate, num_steps, delta, 2)
+    rounding = _rounding_of_delta(num_steps, delta)
+    if rounding > _TOLERABLE * delta or _interval(noise, sample_rate, num_steps) is None:
+        return TiltedLosses(noise, sample_rate, num_steps, is_removed=True).epsilon_below(delta)
+    coarse = _removal_epsilon(noise, sample_rate, num_steps, delta + rounding, 1)
+    fine = _removal_epsilon(noise, sample_rate, num_steps, delta + rounding, 2)
     if math.isinf(fine):  # the truncated tail has more mass than delta: no lower bound is known
         return 0.0
     return max(fine * (1 - _ROUNDING) - abs(coarse - fine), 0.0)
