@@ -112,6 +112,12 @@ def test_continuous_integration_can_be_started() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+def test_actions_are_pinned_by_commit() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    for action in re.findall(r"uses: (.*)", text):
+        assert re.fullmatch(r"\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
+
+
 def test_the_workflow_runs_what_developers_run() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     [job] = workflow["jobs"].values()

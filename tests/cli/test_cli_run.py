@@ -338,6 +338,35 @@ def test_mistakes_of_a_config_end_in_status_2_without_a_traceback(config: Path, 
     ]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("noise_multiplier = 1.0", "target_epsilon = 1e-300", "training.target_epsilon: Expected an epsilon"),
+        (
+            "num_steps = 20",
+            'num_steps = 20\noptimizer = {name = "sgd", learning_rate = 1e300}',
+            "learning_rate=1e+300 to be at most 1e+30",
+        ),
+        ("num_steps = 20", "num_steps = 20\nmultiplicity = 100000", "multiplicity=100000 to be at most 1000"),
+    ],
+)
+def test_a_number_that_no_training_can_use_is_named(
+    old: str, new: str, sentence: str, run: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text(digits_config(tmp_path / "run").replace(old, new))
+    result = run("run", tmp_path / "config.toml")
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+
+
+def test_escape_sequences_of_a_path_are_printed_as_text(run: Any, tmp_path: Path) -> None:
+    text = digits_config(str(tmp_path / "run") + r"\u001b[31m", num_steps=2)
+    (tmp_path / "config.toml").write_text(text)
+    result = run("run", tmp_path / "config.toml")
+    assert r"run\x1b[31m" in result.stdout
+    assert "\x1b" not in result.output
+
+
 def test_a_terminal_gets_a_bar_with_the_live_bound(
     config: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,3 +233,37 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
         "--noise-multiplier",
         "zsh",
     ]
+
+
+def _in_pipe(words: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dpaudit", *words]
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_help_whose_reader_has_left_ends_quietly(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "dpaudit", "--help"],
+        cwd=tmp_path,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_every_character_can_be_printed_in_ascii(tmp_path: Path) -> None:
+    (tmp_path / "\u00e9").mkdir()
+    done = _in_pipe(["verify", "\u00e9"], tmp_path, PYTHONIOENCODING="ascii:strict")
+    assert done.returncode == 2, done.stderr
+    assert r"\xe9: " in done.stdout
+
+
+def test_a_terminal_of_no_columns_shows_the_help(tmp_path: Path) -> None:
+    done = _in_pipe(["--help"], tmp_path, COLUMNS="0")
+    assert done.returncode == 0
+    assert "Plan and compare" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import sys
@@ -65,10 +66,20 @@ def _open_closed() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # has the lowest free number
 
 
+def _make_printable() -> None:
+    """Let every character be printed, escaped if need be, on a terminal of at least one column."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if os.environ.get("COLUMNS", "1").strip("0") == "":
+        del os.environ["COLUMNS"]  # rich would print nothing
+
+
 def main() -> None:
     """Run the ``dpaudit`` command line."""
     try:
         _open_closed()
+        _make_printable()
         _main(sys.argv[1:])
     except Decided:
         raise

@@ -12,7 +12,7 @@ import typer
 
 from dpaudit._io import make_folder, write_text
 from dpaudit.cli._console import output, print_json
-from dpaudit.cli._exit_status import Decided
+from dpaudit.cli._exit_status import Decided, printable
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.cli._result_table import model_and_steps, print_result, tests_of_noise
@@ -125,7 +125,7 @@ def _print(trainings: list[DemoTraining], folder: Path) -> None:
     console.print()
     console.print(_conclusion(trainings))
     console.print("Report on both runs, to open in a browser:")
-    console.print(str(folder / "report.html"), soft_wrap=True)
+    console.print(printable(str(folder / "report.html")), soft_wrap=True)
 
 
 def _conclusion(trainings: list[DemoTraining]) -> str:

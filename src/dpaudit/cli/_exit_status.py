@@ -91,7 +91,7 @@ def including(values: Mapping[str, Any]) -> Iterator[None]:
 def conclude(error: BaseException, words: Sequence[str]) -> int:
     """Print what ended a command as a sentence, and return its exit status."""
     number = _faults.requested() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
-    if isinstance(error, BrokenPipeError) and number is None and _is_reader_gone():
+    if number is None and _is_output_unread(error):
         _discard_output()
         return _BROKEN_PIPE
     path = None
@@ -113,6 +113,13 @@ def conclude(error: BaseException, words: Sequence[str]) -> int:
         return status
     _discard_output()  # otherwise Python would fail to flush it and change the status to 120
     return status
+
+
+def _is_output_unread(error: BaseException) -> bool:
+    """Return whether the reader of the output has left; rich then closes it and calls ``sys.exit``."""
+    if isinstance(error, UnexpectedExitError) and error.__cause__ is not None:
+        return isinstance(error.__cause__.__context__, BrokenPipeError)
+    return isinstance(error, BrokenPipeError) and _is_reader_gone()
 
 
 def _is_bad_input(error: BaseException) -> bool:

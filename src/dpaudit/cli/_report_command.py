@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpaudit.cli._console import output, print_json, working
+from dpaudit.cli._exit_status import printable
 from dpaudit.cli._options import Json
 from dpaudit.errors import InputError
 
@@ -79,4 +80,4 @@ def _print(made: Report, target: Path) -> None:
     for run in made.runs:
         word = "no claim" if run.verdict is None else run.verdict.name
         console.print(f"{run.name}: {word}. {run.bound.statement}", soft_wrap=True)
-    console.print(str(target), soft_wrap=True)
+    console.print(printable(str(target)), soft_wrap=True)

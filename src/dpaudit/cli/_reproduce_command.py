@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from dpaudit.cli._console import output, print_json, print_labelled, print_table, slim_table
-from dpaudit.cli._exit_status import including
+from dpaudit.cli._exit_status import including, printable
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.errors import DpauditError, IncompleteError, InputError
@@ -49,7 +49,7 @@ def print_reproduced(console: Console, found: Reproduced, files: Sequence[Path])
         console.print(remark)
     console.print()
     for path in files:
-        console.print(f"Written: {path}", soft_wrap=True)
+        console.print(printable(f"Written: {path}"), soft_wrap=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from rich.errors import NotRenderableError
 
 from dpaudit._io import expanded
 from dpaudit.cli._console import EXIT_STATUS, output, print_json
-from dpaudit.cli._exit_status import Decided
+from dpaudit.cli._exit_status import Decided, printable
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.cli._result_table import model_and_steps, print_examined, tests_of_noise
@@ -109,9 +109,8 @@ def _run(config: Config, *, retry_failed: bool) -> Outcome:
 
     experiments.use_one_thread()
     with ProgressDisplay() as display:
-        display.say(
-            f"{config.model.name} on {config.data.name}, audit mode {config.audit.mode}, in {config.output}"
-        )
+        setting = f"{config.model.name} on {config.data.name}, audit mode {config.audit.mode}"
+        display.say(f"{setting}, in {printable(config.output)}")
         with display.resumable(lambda: None if display.position is None else f" at {display.position}"):
             found = experiments.run(
                 config,
@@ -133,4 +132,4 @@ def _print(console: Console, config: Config, found: Outcome) -> None:
     console.print()
     for remark in found.remarks:
         console.print(f"Note: {remark}", soft_wrap=True)
-    console.print(f"Written: {config.output}", soft_wrap=True)
+    console.print(printable(f"Written: {config.output}"), soft_wrap=True)

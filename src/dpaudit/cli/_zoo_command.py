@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpaudit.cli._console import output, print_json, print_labelled, print_table, slim_table
-from dpaudit.cli._exit_status import Decided
+from dpaudit.cli._exit_status import Decided, printable
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import ProgressDisplay
 
@@ -56,7 +56,7 @@ def print_zoo(console: Console, values: _Values, folder: Path) -> None:
         print_labelled(console, notes)
     console.print()
     console.print(_conclusion(values))
-    console.print(f"Written: {folder}", soft_wrap=True)
+    console.print(printable(f"Written: {folder}"), soft_wrap=True)
 
 
 def _faults(entries: list[_Values]) -> Table:

@@ -145,9 +145,12 @@ def _noise_multiplier(training: TrainingConfig, sample_rate: float) -> float:
     if training.target_epsilon is None:
         assert training.noise_multiplier is not None  # the config has exactly one of them
         return training.noise_multiplier
-    return noise_for_epsilon(
-        training.target_epsilon,
-        sample_rate=sample_rate,
-        num_steps=training.num_steps,
-        delta=training.delta,
-    )
+    try:
+        return noise_for_epsilon(
+            training.target_epsilon,
+            sample_rate=sample_rate,
+            num_steps=training.num_steps,
+            delta=training.delta,
+        )
+    except InputError as error:
+        raise InputError(f"No noise was found for training.target_epsilon: {error}") from error

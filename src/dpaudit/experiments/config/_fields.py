@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from dpaudit import _validate
 from dpaudit.errors import InputError
 
+_LARGEST_RATE = 1e30  # of an optimizer: updates are computed in single precision, up to 3e38
+
 
 class Section(BaseModel):
     """Immutable table of a config; unknown keys are rejected."""
@@ -37,8 +39,17 @@ def _path(value: str) -> str:
     return value
 
 
+def _in_range(name: str, value: float) -> float:
+    if value > _LARGEST_RATE:
+        raise InputError(f"Expected {name}={value:g} to be at most {_LARGEST_RATE:g}.")
+    return value
+
+
 Positive: TypeAlias = Annotated[float, _named(_validate.positive)]
 NonNegative: TypeAlias = Annotated[float, _named(_validate.at_least, low=0.0)]
+LearningRate: TypeAlias = Annotated[Positive, _named(_in_range)]
+Decay: TypeAlias = Annotated[NonNegative, _named(_in_range)]
+Multiplicity: TypeAlias = Annotated[int, _named(_validate.whole, high=1000)]
 PositiveInt: TypeAlias = Annotated[int, _named(_validate.whole)]
 Steps: TypeAlias = Annotated[int, AfterValidator(_validate.num_steps)]
 Count: TypeAlias = Annotated[int, _named(_validate.whole, low=2, high=1_000_000)]

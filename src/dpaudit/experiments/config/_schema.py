@@ -14,7 +14,10 @@ from dpaudit.errors import InputError
 from dpaudit.experiments.config._fields import (
     Confidence,
     Count,
+    Decay,
     Delta,
+    LearningRate,
+    Multiplicity,
     NonNegative,
     NonNegativeInt,
     Positive,
@@ -89,17 +92,17 @@ class SgdConfig(Section):
     """Stochastic gradient descent."""
 
     name: Literal["sgd"]
-    learning_rate: Positive = 1.0
-    momentum: NonNegative = 0.0
-    weight_decay: NonNegative = 0.0
+    learning_rate: LearningRate = 1.0
+    momentum: Decay = 0.0
+    weight_decay: Decay = 0.0
 
 
 class AdamConfig(Section):
     """Adam optimizer."""
 
     name: Literal["adam"]
-    learning_rate: Positive = 1e-3
-    weight_decay: NonNegative = 0.0
+    learning_rate: LearningRate = 1e-3
+    weight_decay: Decay = 0.0
 
 
 OptimizerConfig: TypeAlias = Annotated[SgdConfig | AdamConfig, Field(discriminator="name")]
@@ -153,7 +156,7 @@ class TrainingConfig(Section):
     batch_size: Annotated[Positive | None, exactly_one("sample_rate")] = Field(None, validate_default=True)
     num_steps: Steps
     max_grad_norm: Positive = 1.0
-    multiplicity: PositiveInt | None = None
+    multiplicity: Multiplicity | None = None
     optimizer: OptimizerConfig = SgdConfig(name="sgd")
     fault: FaultConfig | None = None
 
@@ -239,7 +242,7 @@ class PretrainedConfig(Section):
     kind: Literal["pre-trained"]
     num_steps: PositiveInt = 1_000
     batch_size: PositiveInt = 64
-    learning_rate: Positive = 0.1
+    learning_rate: LearningRate = 0.1
 
 
 def _as_table(raw: Any) -> Any:
