@@ -38,7 +38,12 @@ for name, mu, options in (
     if name != sys.argv[5]:
         continue
     absent, present = (side + rng.standard_normal(1_000) / mu for side in (0, 1))
-    scores = Observations(with_canary=present, without_canary=absent, normalized=name == "steps")
+    scores = Observations(
+        with_canary=present,
+        without_canary=absent,
+        normalized=name == "steps",
+        scores_of="step" if name == "steps" else "run",
+    )
     start = time.process_time()
     claim = Claim.dpsgd(noise_multiplier=noise, sample_rate=rate, num_steps=steps, delta=1e-5)
     result = audit(scores, claim=claim, **options)

@@ -30,11 +30,13 @@ NOT_ATOMIC = {("_io.py", "_lock_file"), ("_io.py", "write"), ("zoo/_opacus_distr
 # look at what they open, and read nothing that is no file
 OPEN_SAFELY = {("_io.py", "open_file"), ("_io.py", "map_array")}
 OPENERS = {"open", "read_text", "read_bytes", "fromfile", "genfromtxt", "loadtxt", "memmap", "ZipFile"}
-# write; write a copy; the data that come with dpaudit; the standard streams, which are closed; the kernel's
-# lists of processes
+# write; map what was written; a member of an open archive; the data that come with dpaudit; the standard
+# streams, which are closed; the kernel's lists of processes; write a copy
 OPEN_NOTHING = {
     ("_io.py", "_lock_file"),
     ("_io.py", "write"),
+    ("_io.py", "stored"),
+    ("cli/_formats.py", "__getitem__"),
     ("training/data/_dataset.py", "digits"),
     ("cli/__init__.py", "_open_closed"),
     ("cli/_exit_status.py", "_discard_output"),

@@ -14,11 +14,13 @@ import secrets
 import stat
 import tokenize
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NoReturn
+from tempfile import NamedTemporaryFile
+from typing import IO, Any, BinaryIO, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -253,6 +255,50 @@ def read_array(path: Path, kinds: str) -> npt.NDArray[Any] | None:
             f"Expected an array of at most {LARGEST_ARRAY:,} bytes in {path}, got {mapped.nbytes:,}."
         )
     return np.array(mapped)
+
+
+def stored(
+    path: Path, pieces: Iterable[npt.NDArray[Any]], shape: tuple[int, ...] | None = None
+) -> npt.NDArray[Any]:
+    """Write the numbers from a packed file to a temporary file, piece by piece, and memory-map them."""
+    with temporary(path) as file:
+        for piece in pieces:
+            file.write(np.ascontiguousarray(piece, np.float64).data)
+            require_moderate(path, file.tell())
+        if not file.tell():
+            raise InputError(f"Expected at least one score in {path}, got none.")
+        file.flush()
+        return deleted_after_use(np.memmap(file.name, np.float64, "r", shape=shape), file.name)
+
+
+@contextmanager
+def temporary(path: Path) -> Iterator[IO[bytes]]:
+    """Create a temporary file for the content of ``path``; it remains unless an exception is raised."""
+    try:
+        with NamedTemporaryFile(prefix="dpaudit-scores-", delete=False) as file:
+            try:
+                yield file
+            except BaseException:
+                Path(file.name).unlink()
+                raise
+    except OSError as error:
+        raise_if_machine(error, f"Cannot unpack {path} to the directory of temporary files (TMPDIR)")
+        raise
+
+
+def deleted_after_use(mapped: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    """Return an array whose file is deleted when the array is, or at the end of the process."""
+    weakref.finalize(mapped, Path(name).unlink, missing_ok=True)
+    return mapped
+
+
+def require_moderate(path: Path, size: int) -> None:
+    """Raise if all arrays that are read from a packed file are too large, before they are unpacked."""
+    if size > LARGEST_ARRAY:
+        raise InputError(
+            f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in all in {path}, got {size:,} bytes; .npy "
+            "files may have any size."
+        )
 
 
 @contextmanager

@@ -35,13 +35,13 @@ from dpaudit.stats import (
     Simultaneous,
     ThresholdRule,
     TradeOff,
-    audit,
     lower_bound,
+    one_run_bound,
 )
-from dpaudit.stats._audit import default_method
+from dpaudit.stats._audit import audit_recorded, default_method, guesses_of
 from dpaudit.stats._bound import plain
 from dpaudit.stats._counts import StepErrors, count
-from dpaudit.stats._observations import chunks, is_on_disk, require_finite, scale_notes
+from dpaudit.stats._observations import ONE_RUN, STEP, chunks, is_on_disk, require_finite, scale_notes
 from dpaudit.stats.inference import BoundQuery, CountInference, ThresholdResult
 from dpaudit.stats.tradeoffs._attack import Attack
 
@@ -222,14 +222,14 @@ REVERSED = (
 class NamedBound:
     """A method and its bound."""
 
-    method: Method
+    name: str
     bound: Bound
     training_epsilon: float | None  # composed over the claimed steps, if observations cover single steps
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         composed = None if self.training_epsilon is None else plain(self.training_epsilon)
-        return {"name": self.method.name, **self.bound.to_dict(), "training_epsilon": composed}
+        return {"name": self.name, **self.bound.to_dict(), "training_epsilon": composed}
 
 
 @dataclass(frozen=True)
@@ -261,6 +261,7 @@ class MethodComparison:
         sides = self.observations.with_canary, self.observations.without_canary
         return {
             **(nothing if self.result is None else self.result.to_dict()),
+            "scores_of": self.observations.scores_of,
             "delta": self.delta,
             "confidence": self.confidence,
             "shapes": {"with_canary": list(sides[0].shape), "without_canary": list(sides[1].shape)},
@@ -276,16 +277,19 @@ def examine(
     confidence: float,
     claim: Claim | None = None,
     tradeoff: TradeOff | None = None,
-    of_steps: bool = False,
     threshold: float | None = None,
     names: Collection[str] | None = None,
     result: Result | None = None,
 ) -> MethodComparison:
     """Run the methods in ``names``, by default all, and the audit if there is a claim but no ``result`` yet.
 
-    ``tradeoff`` is the curve of one observation if it is not the claim's own. ``of_steps`` states that each
-    observation covers one step of the claimed training run, over which bounds are composed.
+    ``tradeoff`` is the curve of one observation if it is not the claim's own. Bounds on scores of steps are
+    composed over the claimed training run.
     """
+    if claim is not None:
+        tradeoff = claim.curve_of_scores(observations.scores_of, tradeoff)
+    if observations.scores_of == ONE_RUN:
+        return _examine_guesses(observations, claim, threshold, delta, confidence)
     large = is_large(observations, is_fixed=threshold is not None)
     if not large:
         observations = observations.in_memory()
@@ -294,7 +298,7 @@ def examine(
         rule = _verdict_rule(observations, fixed, threshold)
         # far scores of a large file would need another pass
         bets = Betting(tails=0.0) if large and observations.is_stepped else None
-        result = audit(
+        result = audit_recorded(
             observations,
             claim=claim,
             confidence=confidence,
@@ -306,9 +310,23 @@ def examine(
     known = [_with_bets(one, betting) for one in methods(observations, fixed, tradeoff or Gaussian())]
     found = [method for method in known if method.is_one_of(names)]
     bounds = [method.bound(observations, delta, confidence) for method in found]
-    steps = claim if of_steps else None
-    rows = tuple(NamedBound(m, b, _composed(m, b, steps)) for m, b in zip(found, bounds, strict=True))
+    steps = claim if observations.scores_of == STEP else None
+    rows = tuple(NamedBound(m.name, b, _composed(m, b, steps)) for m, b in zip(found, bounds, strict=True))
     return MethodComparison(observations, delta, confidence, rows, result)
+
+
+def _examine_guesses(
+    observations: Observations, claim: Claim | None, threshold: float | None, delta: float, confidence: float
+) -> MethodComparison:
+    """Run the methods that hold for canaries of the same run."""
+    observations = observations.in_memory()
+    universal = one_run_bound(guesses_of(observations, threshold), delta=delta, confidence=confidence)
+    rows, result = [NamedBound("(eps,delta)(one-run)", universal, None)], None
+    if claim is not None:
+        rule = None if threshold is None else Fixed(threshold)
+        result = audit_recorded(observations, claim=claim, confidence=confidence, threshold=rule)
+        rows.insert(0, NamedBound("f-DP(one-run)", result.bound, None))
+    return MethodComparison(observations, delta, confidence, tuple(rows), result)
 
 
 def _betting(claim: Claim | None, tradeoff: TradeOff | None, result: Result | None) -> Betting:
@@ -341,6 +359,6 @@ def _verdict_rule(
 
 def _composed(method: Method, bound: Bound, claim: Claim | None) -> float | None:
     """Return the bound's epsilon for the whole training run; None for delta = 0."""
-    if claim is None or isinstance(method.tradeoff, PureDP):
+    if claim is None or claim.training is None or isinstance(method.tradeoff, PureDP):
         return None
     return claim.hypothesis(method.tradeoff).epsilon(bound.parameter)

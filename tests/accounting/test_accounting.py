@@ -188,7 +188,7 @@ def test_epsilon_is_infinite_at_delta_zero_and_finite_for_any_noise():
 
 def test_a_bound_of_nothing_composes_to_nothing():
     claim = dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=1.0, num_steps=2500, delta=0.01)
-    nothing = dpaudit.Observations(with_canary=np.zeros(100), without_canary=np.zeros(100))
+    nothing = dpaudit.Observations(with_canary=np.zeros(100), without_canary=np.zeros(100), scores_of="step")
     for tradeoff in (None, dpaudit.ApproximateDP(), dpaudit.PureDP(), dpaudit.Laplace()):
         assert dpaudit.audit(nothing, claim=claim, tradeoff=tradeoff).bound.epsilon == 0
 

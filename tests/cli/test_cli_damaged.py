@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import struct
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -61,8 +64,10 @@ def _npy_that_claims(shape: str, kind: str = "<f8", content: bytes = b"") -> byt
 
 def _read_or_refuse(path: Path) -> None:
     """What must hold of any content."""
-    sides = path.suffix == ".npy"
-    source = ScoreFiles(None if sides else path, path if sides else None, path if sides else None, Columns())
+    source = ScoreFiles(path, None, None, Columns())
+    if path.suffix == ".npy":
+        other = Path(shutil.copy(path, path.with_name(f"other-{path.name}")))
+        source = ScoreFiles(None, path, other, Columns())
     try:
         found: object = source.read(normalized=False)
     except InputError as error:
@@ -181,7 +186,7 @@ def test_a_file_that_is_made_to_hurt_is_refused_and_takes_no_memory(
 def test_a_packed_array_that_is_too_large_is_not_unpacked(
     refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpaudit.cli._formats.LARGEST_ARRAY", 1_000)
+    monkeypatch.setattr("dpaudit._io.LARGEST_ARRAY", 1_000)
     path = _zip(tmp_path, score=_npy(np.zeros(2_000)), present=_npy(np.zeros(2_000, dtype=np.bool_)))
     assert ".npy files may have any size" in refused("scores", path)
 
@@ -189,9 +194,38 @@ def test_a_packed_array_that_is_too_large_is_not_unpacked(
 def test_a_parquet_file_of_too_many_rows_is_not_unpacked(
     files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpaudit.cli._formats.LARGEST_ARRAY", 1_000)
+    monkeypatch.setattr("dpaudit._io.LARGEST_ARRAY", 1_000)
     path = files.parquet("t.parquet", score=np.zeros(2_000), present=np.zeros(2_000, dtype=bool))
     assert "at most 1,000 bytes" in refused("scores", path)
+
+
+FLIPS = """
+import sys
+from pathlib import Path
+from dpaudit.cli._formats import Columns
+from dpaudit.cli._scores_command import ScoreFiles
+from dpaudit.errors import InputError
+path, first, spacing = Path(sys.argv[1]), *map(int, sys.argv[2:])
+content = path.read_bytes()
+for bit in range(first, 8 * len(content), spacing):
+    flipped = bytearray(content)
+    flipped[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(flipped)
+    try:
+        ScoreFiles(path, None, None, Columns()).read(normalized=False)
+    except InputError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("name", ["packed.npz", "table.parquet"])
+def test_no_flipped_bit_ends_the_process(name: str, tmp_path: Path) -> None:
+    """Three of these bits of the parquet file make pyarrow end a process that reads the sizes of columns."""
+    path = tmp_path / name
+    path.write_bytes(CONTENTS[name]())
+    command = [sys.executable, "-c", FLIPS, str(path), "4", "23"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("column", [[[1.0], [2.0]], [{"a": 1.0}, {"a": 2.0}], ["a", "b"]])

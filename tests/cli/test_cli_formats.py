@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+import dpaudit
+from dpaudit.cli._formats import Columns
+from dpaudit.cli._scores_command import ScoreFiles
+from dpaudit.stats._observations import is_on_disk
 
 Way = Callable[[Any], list[object]]
 
@@ -70,6 +77,50 @@ def test_every_format_gives_the_same_counts(way: str, files: Any, run: Any) -> N
         "false_negatives": int((files.present <= 0.5).sum()),
         "num_present": 300,
     }
+
+
+@pytest.mark.parametrize("way", ["npz both", "npz presence", "csv table", "parquet table", "parquet sides"])
+def test_packed_files_stay_on_disk(way: str, files: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With small files taken for large ones, their scores are never in memory as a whole."""
+    words = [
+        "scores",
+        *WAYS[way](files),
+        "--normalized",
+        "--noise-multiplier",
+        "0.5",
+        "--delta",
+        "1e-5",
+        "--json",
+    ]
+    whole = json.loads(run(*words).stdout)
+    monkeypatch.setattr("dpaudit.cli._formats.PIECE", 64)
+    monkeypatch.setattr("dpaudit.cli._scores_command.PIECE", 64)
+    monkeypatch.setattr("dpaudit.cli._formats._PARQUET_ROWS", 64)
+    monkeypatch.setattr("dpaudit.methods._STREAMED", 10)
+    monkeypatch.setattr(dpaudit.Observations, "in_memory", lambda _: pytest.fail("read into memory"))
+    streamed = json.loads(run(*words).stdout)
+    assert streamed["bound"] == whole["bound"]
+    assert len(streamed["methods"]) < len(whole["methods"])
+
+
+@pytest.mark.parametrize("way", ["npz presence", "csv table", "parquet table"])
+def test_no_temporary_file_is_left(
+    way: str, files: Any, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    assert run("scores", *WAYS[way](files), "--threshold", "0.5").exit_code == 0
+    assert run("scores", *WAYS[way](files), "--threshold", "0.5", "--score-column", "no").exit_code == 2
+    gc.collect()
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_whole_numbers_of_a_large_file_stay_on_disk(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpaudit.cli._scores_command.PIECE", 10)
+    sides = [files.npy(name, np.arange(40).reshape(10, 4)) for name in ("w.npy", "o.npy")]
+    observations = ScoreFiles(None, *map(Path, sides), Columns()).read(normalized=False)
+    assert is_on_disk(observations.with_canary)
+    assert observations.with_canary.tolist() == np.arange(40.0).reshape(10, 4).tolist()
 
 
 def test_two_dimensional_arrays_are_steps_by_canaries(files: Any, run: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,23 @@ def _cut(path: Path, size: int) -> Path:
 def _bytes(files: Any, name: str, content: bytes) -> Path:
     (files.folder / name).write_bytes(content)
     return files.folder / name
+
+
+def _twice(files: Any) -> Path:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet  # noqa: PLC0415
+
+    columns = [arrow.array([1.0, 2.0]), arrow.array([True, False]), arrow.array([False, True])]
+    path: Path = files.folder / "t.parquet"
+    parquet.write_table(arrow.table(columns, names=["score", "present", "present"]), path)
+    return path
+
+
+def _two_members(files: Any) -> Path:
+    path: Path = files.npz("t.npz", score=[1.0, 2.0], present=[0, 1])
+    with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings(action="ignore"):
+        archive.writestr("score.npy", archive.read("score.npy"))
+    return path
 
 
 FILES: dict[str, tuple[Words, str]] = {
@@ -73,10 +92,27 @@ FILES: dict[str, tuple[Words, str]] = {
         "line 3, got 'x y'",
     ),
     "nan in csv": (lambda f: [f.text("t.csv", "1,1", "nan,0")], "a finite number in"),
+    "underscore": (lambda f: [f.text("t.csv", "1,1", "1.234_1,0")], "line 2, got '1.234_1'"),
+    "underscore first": (lambda f: _with(f, f.text("w.csv", "1.234_1", "1.5")), "line 1, got '1.234_1'"),
+    "other digits": (lambda f: [f.text("t.csv", "1,1", "\uff11.\uff15,0")], "a finite number in"),
+    "columns of one name": (
+        lambda f: [f.text("t.csv", "score,present,score", "1,1,5", "2,0,6")],
+        "Expected one column 'score' in",
+    ),
+    "parquet columns of one name": (lambda f: [_twice(f)], "Expected one column 'present' in"),
+    "npz arrays of one name": (lambda f: [_two_members(f)], "Expected one column 'score' in"),
+    "one column for both": (
+        lambda f: [f.text("t.csv", "a", "1"), "--score-column", "a", "--presence-column", "a"],
+        "Expected different columns for scores, presence and identifiers, got 'a', 'a'",
+    ),
+    "one file for both": (
+        lambda f: [*_sides(f, [1.0])[:2], "--without", f.folder / ".." / f.folder.name / "w.npy"],
+        "both --with and --without the canary",
+    ),
     "presence word": (lambda f: [f.text("t.csv", "score,present", "1,maybe")], "line 2, got 'maybe'"),
     "short line": (lambda f: [f.text("t.csv", "1,1", "2")], "at least 2 columns in"),
     "empty csv": (lambda f: [_bytes(f, "t.csv", b"")], "got an empty file"),
-    "only header": (lambda f: [f.text("t.csv", "score,present")], "got only a header"),
+    "only header": (lambda f: [f.text("t.csv", "score,present")], "Expected at least one score in"),
     "three columns": (lambda f: [f.text("t.csv", "1,1,1")], "got 3 columns without a header"),
     "two columns a side": (
         lambda f: _with(f, f.text("w.csv", "1,1")),
@@ -112,6 +148,7 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
     "no noise": (["--sample-rate", "0.1", "--delta", "0.1"], "--noise-multiplier with --sample-rate"),
     "half": (["--noise-multiplier", "1", "--num-steps", "3"], "together, got only --num-steps"),
     "no delta": (["--noise-multiplier", "1"], "Expected --delta with the claim"),
+    "per step": (["--per-step"], "Expected --per-step with a DP-SGD claim"),
     "end to end": (["--end-to-end"], "Expected --end-to-end with a DP-SGD claim"),
     "epsilon": (["--epsilon", "-3", "--delta", "0.1"], "Expected epsilon=-3 in [0, inf)."),
     "noise": (["--noise-multiplier", "0", "--delta", "0.1"], "Expected noise_multiplier=0 in (0, inf)."),

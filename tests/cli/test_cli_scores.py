@@ -16,7 +16,7 @@ from dpaudit.stats import _observations
 
 HONEST = ["--noise-multiplier", "0.5", "--delta", "1e-5"]  # the files' own mu is 2
 BROKEN = ["--noise-multiplier", "2", "--delta", "1e-5"]
-DPSGD = [*BROKEN, "--sample-rate", "0.1", "--num-steps", "20"]
+DPSGD = [*BROKEN, "--sample-rate", "0.1", "--num-steps", "20", "--per-step"]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,9 @@ def test_only_an_underpowered_verdict_points_to_the_plan(files: Any, run: Any) -
 def test_the_verdict_is_the_library_s_own(files: Any, run: Any) -> None:
     values = json.loads(run("scores", *files.sides(), "--normalized", *DPSGD, "--json").stdout)
     result = dpaudit.audit(
-        dpaudit.Observations(with_canary=files.present, without_canary=files.absent, normalized=True),
+        dpaudit.Observations(
+            with_canary=files.present, without_canary=files.absent, normalized=True, scores_of="step"
+        ),
         claim=dpaudit.Claim.dpsgd(noise_multiplier=2, sample_rate=0.1, num_steps=20, delta=1e-5),
     )
     assert {key: values[key] for key in result.to_dict()} == result.to_dict()
@@ -115,6 +117,64 @@ def test_a_step_s_bound_is_composed_to_the_training(files: Any, run: Any) -> Non
     assert katz["delta"] == 0
 
 
+SMALL = ["--epsilon", "0.5", "--delta", "1e-5"]
+WHOLE_RUNS = ["--noise-multiplier", "1", "--sample-rate", "0.1", "--num-steps", "500", "--delta", "1e-5"]
+
+
+@pytest.fixture(scope="module")
+def whole_runs() -> tuple[Any, Any]:
+    """Log-likelihood ratios of 1,000 whole runs a side of correct training, as WHOLE_RUNS claims."""
+    rng = np.random.default_rng(1)
+    sampled = rng.random((1000, 500)) < 0.1
+    sums = np.stack([rng.standard_normal((1000, 500)) + sampled, rng.standard_normal((1000, 500))])
+    present, absent = np.log(0.9 + 0.1 * np.exp(sums - 0.5)).sum(axis=2)
+    return present, absent
+
+
+def test_scores_of_whole_runs_are_not_taken_for_scores_of_steps(
+    whole_runs: Any, files: Any, run: Any, refused: Any
+) -> None:
+    sides = ["--with", files.npy("w.npy", whole_runs[0]), "--without", files.npy("o.npy", whole_runs[1])]
+    sentence = refused("scores", *sides, *WHOLE_RUNS)
+    for option in ("--per-step (each", "--end-to-end (each", "--one-run (all", "got none."):
+        assert option in sentence
+    assert refused("scores", *sides, *WHOLE_RUNS, "--per-step", "--end-to-end").endswith(
+        "got --per-step and --end-to-end."
+    )
+    steps = json.loads(run("scores", *sides, *WHOLE_RUNS, "--per-step", "--json").stdout)
+    assert steps["verdict"] == "VIOLATION"  # which is why it must be asked for
+    assert steps["scores_of"] == "step"
+    assert any(text.startswith("each score is of a single step") for text in steps["bound"]["assumptions"])
+    runs = json.loads(run("scores", *sides, *WHOLE_RUNS, "--end-to-end", "--json").stdout)
+    assert (runs["verdict"], runs["scores_of"]) == ("NO_VIOLATION", "run")
+    assert any("comes from a whole run" in text for text in runs["bound"]["assumptions"])
+    with pytest.raises(dpaudit.InputError, match=r'scores_of="step"\) if each is of one step, "run" if'):
+        dpaudit.audit(
+            dpaudit.Observations(with_canary=whole_runs[0], without_canary=whole_runs[1]),
+            claim=dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=500, delta=1e-5),
+        )
+
+
+def test_members_of_one_model_are_guessed(whole_runs: Any, files: Any, run: Any) -> None:
+    present, absent = (side[:500] for side in whole_runs)
+    table = files.npz("t.npz", score=np.concatenate([present, absent]), present=np.repeat([1, 0], 500))
+    values = json.loads(run("scores", table, *WHOLE_RUNS, "--one-run", "--json").stdout)
+    assert values["verdict"] == "UNDERPOWERED"  # guesses on 1,000 canaries cannot show an epsilon of 12
+    assert [row["name"] for row in values["methods"]] == ["f-DP(one-run)", "(eps,delta)(one-run)"]
+    guesses = dpaudit.Guesses.from_scores(
+        np.concatenate([present, absent]), np.repeat([True, False], 500), num_guesses=1000
+    )
+    curve = dpaudit.SubsampledGaussian(0.1, 500)
+    expected = dpaudit.one_run_fdp_bound(guesses, tradeoff=curve, delta=1e-5)
+    assert values["bound"]["parameter"] == expected.parameter > 0
+    assert values["bound"]["assumptions"][:-1] == list(expected.assumptions)
+    assert values["bound"]["assumptions"][-1].startswith("all scores are of one training run")
+    broken = json.loads(run("scores", table, *SMALL, "--one-run", "--json").stdout)
+    assert (broken["verdict"], broken["scores_of"]) == ("VIOLATION", "one-run")
+    alone = json.loads(run("scores", table, "--one-run", "--json").stdout)
+    assert [row["name"] for row in alone["methods"]] == ["(eps,delta)(one-run)"]
+
+
 def test_one_score_a_side_is_underpowered_but_no_mistake(files: Any, run: Any) -> None:
     sides = ["--with", files.npy("w.npy", [1.0]), "--without", files.npy("o.npy", [0.0])]
     assert run("scores", *sides, *BROKEN).exit_code == 3
@@ -127,7 +187,7 @@ def test_one_score_a_side_is_underpowered_but_no_mistake(files: Any, run: Any) -
         ([], ["--threshold", "0.5"]),
         (DPSGD, []),
         (DPSGD, ["--normalized"]),
-        pytest.param([*DPSGD, "--end-to-end"], ["--normalized"], marks=pytest.mark.long),
+        pytest.param([*DPSGD[:-1], "--end-to-end"], ["--normalized"], marks=pytest.mark.long),
     ],
 )
 def test_the_table_fits_80_columns(claim: list[str], threshold: list[str], files: Any, run: Any) -> None:
@@ -167,9 +227,9 @@ def small_is_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_large_files_are_never_read_into_memory(files: Any, run: Any, small_is_large: list[int]) -> None:
     result = run("scores", *files.sides(), "--normalized", *HONEST, "--json")
     assert result.exit_code == 0, result.output
-    # for the counts at the midpoint, for the tails (extremes of one side, counts of the other), for the mean
-    # of the beginning (here all), for the estimate, and for the rates
-    assert sum(small_is_large) == 6 * files.scores.size
+    # for the order of the sides, for the counts at the midpoint, for the tails (extremes of one side, counts
+    # of the other), for the mean of the beginning (here all), for the estimate, and for the rates
+    assert sum(small_is_large) == 7 * files.scores.size
     names = [row["name"] for row in json.loads(result.stdout)["methods"]]
     assert names == [*PAPER, "f-DP(joint)", "(eps,delta)(joint)"]
 
@@ -181,8 +241,9 @@ def test_large_files_of_steps_are_bet_on_in_the_pass_of_the_counts(
     sides = ["--with", files.npy("w.npy", present), "--without", files.npy("o.npy", absent)]
     result = run("scores", *sides, "--normalized", *HONEST, "--json")
     assert result.exit_code == 0, result.output
-    # also for the mean of the beginning, the estimate, and the rates: in all and per step
-    assert sum(small_is_large) == 5 * files.scores.size
+    # also for the order of the sides, the mean of the beginning, the estimate, and the rates: in all and per
+    # step
+    assert sum(small_is_large) == 6 * files.scores.size
     monkeypatch.undo()
     observations = dpaudit.Observations(with_canary=present, without_canary=absent, normalized=True)
     expected = dpaudit.audit(

@@ -24,6 +24,7 @@ from dpaudit import (
     Leak,
     Observations,
     Recorder,
+    _io,
     audit,
     lower_bound,
     plan_steps,
@@ -31,7 +32,6 @@ from dpaudit import (
 from dpaudit._validate import percent
 from dpaudit.accounting import _losses
 from dpaudit.canaries import Mixture
-from dpaudit.cli import _formats
 from dpaudit.cli._formats import Columns
 from dpaudit.cli._scores_command import ScoreFiles
 from dpaudit.diagnostics import Diagnostics
@@ -85,10 +85,10 @@ def test_what_an_archive_unpacks_to_is_limited_in_all(tmp_path: Path, monkeypatc
     np.savez_compressed(path, score=np.zeros(40), present=np.zeros(40), id=np.arange(40))
     files = ScoreFiles(path, None, None, Columns(identifier="id"))
     sizes = [one.file_size for one in zipfile.ZipFile(path).infolist()]
-    monkeypatch.setattr(_formats, "LARGEST_ARRAY", sum(sizes) - 1)  # more than any two of them
+    monkeypatch.setattr(_io, "LARGEST_ARRAY", sum(sizes) - 1)  # more than any two of them
     with pytest.raises(InputError, match=r"bytes in all in .*t.npz, got"):
         files.read(normalized=False)
-    monkeypatch.setattr(_formats, "LARGEST_ARRAY", sum(sizes))
+    monkeypatch.setattr(_io, "LARGEST_ARRAY", sum(sizes))
     with pytest.raises(InputError, match="at least one score"):
         files.read(normalized=False)
 
@@ -99,10 +99,10 @@ def test_what_columns_unpack_to_is_limited_in_all(tmp_path: Path, monkeypatch: A
 
     path = tmp_path / "t.parquet"
     parquet.write_table(arrow.table({"score": np.zeros(1000), "present": np.arange(1000) % 2}), path)
-    monkeypatch.setattr(_formats, "LARGEST_ARRAY", 2 * 8 * 1000 - 1)
+    monkeypatch.setattr(_io, "LARGEST_ARRAY", 2 * 8 * 1000 - 1)
     with pytest.raises(InputError, match="bytes in all"):
         ScoreFiles(path, None, None, Columns()).read(normalized=False)
-    monkeypatch.setattr(_formats, "LARGEST_ARRAY", 2 * 8 * 1000)
+    monkeypatch.setattr(_io, "LARGEST_ARRAY", 2 * 8 * 1000)
     assert ScoreFiles(path, None, None, Columns()).read(normalized=False).with_canary.size == 500
 
 
@@ -110,7 +110,7 @@ def test_one_long_word_does_not_make_room_for_all(tmp_path: Path, monkeypatch: A
     rows = [f"0.{number},{number % 2},{'a' * 50 if number == 3 else number}" for number in range(10, 40)]
     path = tmp_path / "t.csv"
     path.write_text("\n".join(["score,present,id", *rows, f"1,1,{'a' * 500}"]))
-    monkeypatch.setattr(_formats, "LARGEST_ARRAY", 10_000)
+    monkeypatch.setattr(_io, "LARGEST_ARRAY", 10_000)
     with pytest.raises(InputError, match="bytes in all"):
         ScoreFiles(path, None, None, Columns(identifier="id")).read(normalized=False)
 
@@ -138,7 +138,7 @@ def test_a_claim_whose_losses_do_not_fit_into_memory_is_refused(monkeypatch: Any
 def test_curves_at_the_end_of_the_range_of_floats_have_an_infinite_epsilon() -> None:
     assert Gaussian().epsilon(1e308, 1e-5) == float("inf")
     observations = Observations(
-        with_canary=1e300 * PRESENT, without_canary=np.full(30, 1e308), normalized=True
+        with_canary=np.full(30, 1e308), without_canary=1e300 * PRESENT, normalized=True
     )
     assert audit(observations, claim=Claim.curve(Gaussian(), parameter=1e300, delta=1e-5)).notes == ()
 
@@ -349,9 +349,10 @@ def test_training_that_does_not_fit_into_memory_is_refused_before_it_starts() ->
 def test_a_python_2_header_is_read_without_a_warning(tmp_path: Path) -> None:
     file = io.BytesIO()
     np.save(file, PRESENT)
-    path = tmp_path / "old.npy"
-    path.write_bytes(file.getvalue().replace(b"(30,), }  ", b"(30L,), } "))
-    sides = ScoreFiles(None, path, path, Columns())
+    paths = [tmp_path / f"{side}.npy" for side in ("with", "without")]
+    for path in paths:
+        path.write_bytes(file.getvalue().replace(b"(30,), }  ", b"(30L,), } "))
+    sides = ScoreFiles(None, *paths, Columns())
     assert sides.read(normalized=False).with_canary.size == 30
 
 

@@ -309,7 +309,7 @@ def test_whole_runs_share_the_error_too(monkeypatch: pytest.MonkeyPatch) -> None
         levels.append(confidence)  # the curve of a whole run takes seconds
         return bound_alone
 
-    monkeypatch.setattr("dpaudit.recording._whole_run.audit", audit)
+    monkeypatch.setattr("dpaudit.recording._whole_run.audit_recorded", audit)
     rng, present = np.random.default_rng(0), np.arange(COUNT) % 2 == 0
     numbers: dict[str, Any] = {"noise_multiplier": 1.0, "sample_rate": 0.5, "num_steps": 40, "delta": 1e-5}
     for tests in (True, False):

@@ -314,12 +314,54 @@ def test_wrong_objects_get_a_sentence(call, sentence):
         call(scores(1.0, 20))
 
 
+DPSGD = dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=10, delta=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("scores_of", "tradeoff", "sentence"),
+    [
+        (None, None, "Expected what each score is of with a claim about DP-SGD"),
+        (None, dpaudit.Gaussian(), "Expected what each score is of"),
+        ("step", dpaudit.SubsampledGaussian(0.1, 10), "the curve of 10 of 10 steps"),
+        ("run", dpaudit.SubsampledGaussian(0.1, 1), "the curve of 1 of 10 steps"),
+        ("run", dpaudit.Gaussian(), "the curve of 1 of 10 steps"),
+        ("epoch", None, "Expected scores_of to be 'step', 'run', 'one-run' or None, got 'epoch'"),
+    ],
+)
+def test_a_dpsgd_claim_needs_to_know_what_a_score_is_of(scores_of, tradeoff, sentence):
+    with pytest.raises(dpaudit.InputError, match=sentence):
+        dpaudit.audit(scores(1.0, 20, scores_of=scores_of), claim=DPSGD, tradeoff=tradeoff)
+
+
+def test_what_a_score_is_of_selects_the_curve():
+    for scores_of, tradeoff in (
+        ("step", dpaudit.Gaussian()),
+        ("run", dpaudit.SubsampledGaussian(0.1, 10)),
+        ("one-run", dpaudit.SubsampledGaussian(0.1, 10)),
+    ):
+        result = dpaudit.audit(scores(1.0, 100, scores_of=scores_of), claim=DPSGD)
+        assert result.bound.tradeoff == tradeoff
+        assert result.to_dict()["scores_of"] == scores_of
+    assert dpaudit.audit(scores(1.0, 100, scores_of="run"), claim=STEP).bound.tradeoff == dpaudit.Gaussian()
+
+
+def test_the_guesses_of_one_run_take_no_other_method():
+    members = scores(1.0, 100, scores_of="one-run")
+    with pytest.raises(dpaudit.InputError, match="Expected no inference"):
+        dpaudit.audit(members, claim=DPSGD, inference=dpaudit.JointExact())
+    with pytest.raises(dpaudit.InputError, match="Expected one score per canary"):
+        scores(1.0, (10, 10), scores_of="one-run")
+    fixed = dpaudit.audit(members, claim=DPSGD, threshold=dpaudit.Fixed(0.5)).bound.counts
+    right = (members.with_canary > 0.5).sum() + (members.without_canary <= 0.5).sum()
+    assert (fixed.num_guesses, fixed.num_correct) == (200, right)
+
+
 def test_a_result_can_be_sent_to_another_process():
     for claim in (
         STEP,
         dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=10, delta=1e-5),
     ):
-        result = dpaudit.audit(scores(1.0, 100, normalized=True), claim=claim)
+        result = dpaudit.audit(scores(1.0, 100, normalized=True, scores_of="step"), claim=claim)
         assert pickle.loads(pickle.dumps(result)).bound == result.bound
 
 

@@ -386,7 +386,7 @@ class TestResult:
         ratio = dpaudit.audit(observations, claim=CLAIM).estimate.noise_ratio
         assert ratio.value == pytest.approx(0.5, abs=room(0.5 * math.sqrt(1 / 10_000 + 2 / 5000 / 4)))
 
-    @pytest.mark.parametrize("shift", [0.0, -0.5])
+    @pytest.mark.parametrize("shift", [0.0, -0.2])
     def test_without_a_difference_has_no_upper_end(self, shift):
         rng = np.random.default_rng(0)
         observations = dpaudit.Observations(

@@ -49,7 +49,9 @@ def test_scores_go_through_the_front_door_to_the_same_numbers():
     claim = dpaudit.Claim.dpsgd(noise_multiplier=noise, sample_rate=RATE, num_steps=STEPS, delta=DELTA)
     for _ in range(100):
         observations = dpaudit.Observations(
-            with_canary=rng.normal(1, noise, STEPS), without_canary=rng.normal(0, noise, STEPS)
+            with_canary=rng.normal(1, noise, STEPS),
+            without_canary=rng.normal(0, noise, STEPS),
+            scores_of="step",
         )
         result = dpaudit.audit(
             observations, claim=claim, inference=dpaudit.ClopperPearson(), threshold=dpaudit.Fixed(0.5)

@@ -12,8 +12,14 @@ from dpaudit import _validate
 from dpaudit.accounting._pld import epsilon_above, event_curve
 from dpaudit.accounting._subsampled import SubsampledGaussian
 from dpaudit.errors import InputError, quoted
+from dpaudit.stats._observations import STEP
 from dpaudit.stats._result import Claimed, ClaimPart, Hypothesis
 from dpaudit.stats.tradeoffs import ApproximateDP, Gaussian, TradeOff
+
+_SCORES_OF = (
+    'pass Observations(..., scores_of="step") if each is of one step, "run" if each is of a whole training '
+    'run, or "one-run" if all are of one trained model, with one score per canary'
+)
 
 
 class Claim(Claimed):
@@ -52,10 +58,10 @@ class Claim(Claimed):
     def dpsgd(cls, *, noise_multiplier: float, sample_rate: float, num_steps: int, delta: float) -> Claim:
         """Claim DP-SGD: Gaussian steps with Poisson subsampling.
 
-        By default each observation covers one step, whose batch always contains the canary. Pass
-        ``tradeoff=SubsampledGaussian(sample_rate, num_steps)`` to :func:`dpaudit.audit` if each observation
-        covers a whole run, and ``SubsampledGaussian(canary_rate, 1)`` if the batch of the observed step
-        contains the canary with that probability.
+        ``Observations(..., scores_of=...)`` states what a score is of: "step", one step whose batch always
+        contains a present canary; "run", a whole run; "one-run", one run that all scores share. If the batch
+        of the observed step contains the canary with a probability, also pass
+        ``tradeoff=SubsampledGaussian(probability, 1)`` to :func:`dpaudit.audit`.
         """
         noise = _validate.noise_multiplier(noise_multiplier)
         _require_delta(delta)
@@ -131,6 +137,23 @@ class Claim(Claimed):
 
     def __repr__(self) -> str:
         return f"Claim({self._description}, delta={self._delta:g})"
+
+    def curve_of_scores(self, scores_of: str | None, tradeoff: TradeOff | None) -> TradeOff | None:
+        training = self._training
+        is_composed = isinstance(tradeoff, SubsampledGaussian)
+        if training is None or (scores_of is None and is_composed):  # a curve says how many steps it covers
+            return tradeoff
+        if scores_of is None:
+            raise InputError(f"Expected what each score is of with a claim about DP-SGD: {_SCORES_OF}.")
+        if tradeoff is None:
+            return None if scores_of == STEP else training
+        num_steps = tradeoff.num_steps if isinstance(tradeoff, SubsampledGaussian) else 1
+        if num_steps != (1 if scores_of == STEP else training.num_steps):
+            raise InputError(
+                f"Expected no tradeoff, or one that fits scores_of={scores_of!r}, got {tradeoff!r}, the "
+                f"curve of {num_steps} of {training.num_steps} steps."
+            )
+        return tradeoff
 
     def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:
         family = self._tradeoff if tradeoff is None else tradeoff.at(self._delta)

@@ -1,22 +1,26 @@
 """Score files: .csv, .npy, .npz and .parquet, read in bounded memory.
 
 :func:`readable` checks a file by its name, :class:`Columns` names the columns to read. Each format is read as
-the scores of one side, or as a table of scores and presence. A file that is damaged, or too large to unpack,
-raises an error that quotes little of it.
+the scores of one side, or as a table of scores and presence. Scores of packed formats are written to a
+temporary file, piece by piece, and memory-mapped like those of a .npy file. A file that is damaged, or too
+large to unpack, raises an error that quotes little of it.
 """
 
 from __future__ import annotations
 
 import csv
+import lzma
 import math
+import shutil
+import struct
 import zipfile
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
@@ -24,7 +28,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dpaudit._faults import raise_if_machine
-from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, open_file, without_warnings
+from dpaudit._io import (
+    NOT_AN_ARRAY,
+    deleted_after_use,
+    map_array,
+    open_file,
+    require_moderate,
+    stored,
+    temporary,
+)
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError, MissingExtraError
 
@@ -37,9 +49,11 @@ _LONGEST_LINE = 1_000_000  # characters
 _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
 _MOST_LINES = 1_000  # lines per row, whose cells may span several
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
-# what numpy, zipfile and zlib raise for damaged files
-_DAMAGED = *NOT_AN_ARRAY, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error
-_WIDEST_SCORE, _WIDEST_CHARACTER = 8, 4  # bytes in memory
+# what zipfile and its decompressors raise for damaged files
+_DAMAGED = *NOT_AN_ARRAY, KeyError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError
+_WIDEST_SCORE, _WIDEST_CHARACTER = 8, 4  # bytes
+_PARQUET_ROWS = 1 << 16  # that are decoded at a time
+PIECE = 1 << 18  # scores that are unpacked at a time, and the most that are then kept in memory
 
 _Row: TypeAlias = tuple[int, list[str]]
 
@@ -80,22 +94,28 @@ class Columns:
 
     def side(self, path: Path, names: Sequence[str]) -> str:
         """Return the score column of a file with one side; a single column may have any name."""
-        if self.score in names:
-            return self.score
         if len(names) == 1 and self.score == Columns.score:
             return names[0]
-        raise InputError(f"Expected a column {self.score!r} in {path}, got {listed(names)}.")
+        return require_column(path, names, self.score)
 
     def table(self, path: Path, names: Sequence[str]) -> tuple[str, str]:
         """Return the score and presence columns of a table."""
-        for name in (self.score, self.presence):
-            if name not in names:
-                raise InputError(f"Expected a column {name!r} in {path}, got {listed(names)}.")
-        return self.score, self.presence
+        return require_column(path, names, self.score), require_column(path, names, self.presence)
 
 
-def as_presence(path: Path, name: str, values: npt.NDArray[Any]) -> BoolArray:
-    """Return booleans from 0, 1, true and false of any type."""
+def require_column(path: Path, names: Sequence[str], name: str) -> str:
+    """Return ``name`` if exactly one column (or array) of the file has it."""
+    if (number := names.count(name)) > 1:
+        raise InputError(
+            f"Expected one column {name!r} in {path}, got {number}: rename or delete the others."
+        )
+    if not number:
+        raise InputError(f"Expected a column {name!r} in {path}, got {listed(names)}.")
+    return name
+
+
+def as_presence(path: Path, name: str, values: npt.NDArray[Any], start: int = 0) -> BoolArray:
+    """Return booleans from 0, 1, true and false of any type; ``start`` is the number of earlier rows."""
     if values.dtype.kind == "b":
         return values
     found: BoolArray
@@ -107,8 +127,8 @@ def as_presence(path: Path, name: str, values: npt.NDArray[Any]) -> BoolArray:
         found = np.array(meanings, dtype=np.bool_).reshape(values.shape)
     if not known.all():
         row = int(np.flatnonzero(~known)[0])
-        word = _shortened(str(values.flat[row]))
-        raise InputError(f"Expected 0, 1, true or false in {name!r} of {path}, got {word} in row {row + 1}.")
+        where = f"{_shortened(str(values.flat[row]))} in row {start + row + 1}"
+        raise InputError(f"Expected 0, 1, true or false in {name!r} of {path}, got {where}.")
     return found
 
 
@@ -120,17 +140,14 @@ def _word(value: object) -> str:
 def read_csv_side(path: Path, columns: Columns) -> FloatArray:
     """Return the scores of one side: the single column, or the one named in the header."""
     header, rows = _with_header(path)
-    if isinstance(header, int):
-        if header != 1:
-            raise InputError(
-                f"Expected one column, or a header that names {columns.score!r}, in {path}, got {header} "
-                "columns without a header."
-            )
-        column = 0
-    else:
-        column = header.index(columns.side(path, header))
-    scores = array("d", (_number(path, line, _cell(path, line, cells, column)) for line, cells in rows))
-    return _not_empty(path, scores)
+    if isinstance(header, int) and header != 1:
+        raise InputError(
+            f"Expected one column, or a header that names {columns.score!r}, in {path}, got {header} "
+            "columns without a header."
+        )
+    column = 0 if isinstance(header, int) else header.index(columns.side(path, header))
+    words = ((line, _cell(path, line, cells, column)) for line, cells in rows)
+    return _stored_numbers(path, (_number(path, *word) for word in words))
 
 
 def read_csv_table(path: Path, columns: Columns) -> tuple[FloatArray, BoolArray]:
@@ -144,21 +161,23 @@ def read_csv_table(path: Path, columns: Columns) -> tuple[FloatArray, BoolArray]
         indices = [0, 1]
     else:
         indices = [header.index(name) for name in columns.table(path, header)]
-    scores, presence = array("d"), array("b")
-    for line, cells in rows:
-        score, word = (_cell(path, line, cells, column) for column in indices)
-        scores.append(_number(path, line, score))
-        presence.append(_presence(path, line, word))
-    return _not_empty(path, scores), np.frombuffer(presence, dtype=np.bool_)
+    presence = array("b")
+
+    def numbers() -> Iterator[float]:
+        for line, cells in rows:
+            score, word = (_cell(path, line, cells, column) for column in indices)
+            presence.append(_presence(path, line, word))
+            yield _number(path, line, score)
+
+    return _stored_numbers(path, numbers()), np.frombuffer(presence, dtype=np.bool_)
 
 
 def read_csv_words(path: Path, name: str) -> list[str]:
     """Return the cells of the column with this name."""
     header, rows = _with_header(path)
-    if isinstance(header, int) or name not in header:
-        found = "no header" if isinstance(header, int) else listed(header)
-        raise InputError(f"Expected a column {name!r} in {path}, got {found}.")
-    column = header.index(name)
+    if isinstance(header, int):
+        raise InputError(f"Expected a column {name!r} in {path}, got no header.")
+    column = header.index(require_column(path, header, name))
     return [_cell(path, line, cells, column) for line, cells in rows]
 
 
@@ -238,10 +257,10 @@ def _cell(path: Path, line: int, cells: list[str], column: int) -> str:
 
 
 def _number(path: Path, line: int, word: str) -> float:
-    try:
-        number = float(word)
-    except ValueError:
-        number = math.nan
+    number = math.nan
+    if word.isascii() and "_" not in word:  # Python reads 1_000 and the digits of every script
+        with suppress(ValueError):
+            number = float(word)
     if not math.isfinite(number):
         raise InputError(f"Expected a finite number in {path}, line {line}, got {_shortened(word)}.")
     return number
@@ -253,10 +272,12 @@ def _presence(path: Path, line: int, word: str) -> bool:
     return _PRESENCE[lower]
 
 
-def _not_empty(path: Path, scores: array[float]) -> FloatArray:
-    if not scores:
-        raise InputError(f"Expected at least one score in {path}, got only a header.")
-    return np.frombuffer(scores, dtype=np.float64)
+def _stored_numbers(path: Path, numbers: Iterator[float]) -> npt.NDArray[Any]:
+    def pieces() -> Iterator[FloatArray]:
+        while (piece := np.fromiter(islice(numbers, PIECE), np.float64)).size:
+            yield piece
+
+    return stored(path, pieces())
 
 
 def read_npy(path: Path) -> npt.NDArray[Any]:
@@ -266,33 +287,35 @@ def read_npy(path: Path) -> npt.NDArray[Any]:
 
 
 class NpzArchive:
-    """The arrays of an open .npz file, each read on access."""
+    """The arrays of an open .npz file, each unpacked on access."""
 
-    def __init__(self, path: Path, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-        self._path, self._arrays, self._sizes = path, arrays, sizes
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        self._path, self._archive = path, archive
         self._unpacked = 0
-        self.names = list(arrays)
+        self.names = [name.removesuffix(".npy") for name in archive.namelist()]
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        self._unpacked += self._sizes.get(f"{name}.npy", 0)
-        _require_moderate(self._path, self._unpacked)
-        with without_warnings():
-            array = self._arrays[name]
-        if not isinstance(array, np.ndarray) or array.dtype.itemsize == 0:
-            raise InputError(f"Expected {name!r} in {self._path} to be an array, got something else.")
+        require_column(self._path, self.names, name)
+        member = self._archive.infolist()[self.names.index(name)]
+        self._unpacked += member.file_size
+        require_moderate(self._path, self._unpacked)
+        with temporary(self._path) as file, self._archive.open(member) as packed:
+            if packed.read(len(_NPY)) != _NPY:
+                raise InputError(f"Expected {name!r} in {self._path} to be an array, got something else.")
+            file.write(_NPY)
+            shutil.copyfileobj(packed, file, 1 << 20)  # at most member.file_size bytes
+            file.flush()
+            array = deleted_after_use(map_array(Path(file.name)), file.name)
+        if array.dtype.itemsize == 0:
+            raise InputError(f"Expected {name!r} in {self._path} to be an array, got one of empty values.")
         return array
 
 
 @contextmanager
 def open_npz(path: Path) -> Iterator[NpzArchive]:
     """Open the named arrays of a file."""
-    # opened here, because numpy leaves a damaged file open
-    with (
-        _intact(path, _ZIP, "an .npz file"),
-        open_file(path) as file,
-        np.load(file, allow_pickle=False) as arrays,
-    ):
-        yield NpzArchive(path, arrays, {one.filename: one.file_size for one in arrays.zip.infolist()})
+    with _intact(path, _ZIP, "an .npz file"), open_file(path) as file, zipfile.ZipFile(file) as archive:
+        yield NpzArchive(path, archive)
 
 
 @contextmanager
@@ -317,27 +340,31 @@ def read_parquet_side(path: Path, columns: Columns) -> npt.NDArray[Any]:
     """Return the scores of one side: the single column, or the named one."""
     with _opened(path) as file:
         name = columns.side(path, file.schema_arrow.names)
-        _require_moderate(path, _unpacked_size(file, [name]))
-        return _numbers(path, file, name)
+        return stored(path, (_numbers(path, name, column) for (column,) in _batches(path, file, [name])))
 
 
 def read_parquet_table(path: Path, columns: Columns) -> tuple[npt.NDArray[Any], BoolArray]:
     """Return scores and presence."""
-    with _opened(path) as file:
-        score, presence = columns.table(path, file.schema_arrow.names)
-    with _opened(path, words=[presence]) as file:
-        _require_moderate(path, _unpacked_size(file, [score, presence, *filter(None, [columns.identifier])]))
-        scores = _numbers(path, file, score)
-        return scores, as_presence(path, presence, _words_or_numbers(path, file, presence))
+    presence: list[BoolArray] = []
+
+    def numbers(file: Any) -> Iterator[npt.NDArray[Any]]:
+        start, names = 0, columns.table(path, file.schema_arrow.names)
+        for score, flag in _batches(path, file, names):
+            presence.append(as_presence(path, names[1], _values(path, flag), start))
+            start += len(flag)
+            yield _numbers(path, names[0], score)
+
+    with _opened(path, words=[columns.presence]) as file:
+        return stored(path, numbers(file)), np.concatenate(presence)
 
 
 def read_parquet_words(path: Path, name: str) -> npt.NDArray[Any]:
     """Return the values of the column with this name."""
-    with _opened(path) as file:
-        if name not in file.schema_arrow.names:
-            raise InputError(f"Expected a column {name!r} in {path}, got {listed(file.schema_arrow.names)}.")
-        _require_moderate(path, _unpacked_size(file, [name]))
-        return as_words(path, _column(path, file, name).to_pylist())
+    words: list[Any] = []
+    with _opened(path, words=[name]) as file:
+        for (column,) in _batches(path, file, [require_column(path, file.schema_arrow.names, name)]):
+            words += _words(path, column, len(words) + len(column))
+    return as_words(path, words)
 
 
 @contextmanager
@@ -352,7 +379,8 @@ def _opened(path: Path, words: Sequence[str] = ()) -> Iterator[Any]:
     with open_file(path):  # an operating system error does not mean damage
         pass
     try:
-        with parquet.ParquetFile(path, read_dictionary=list(words)) as file:
+        columns = [name for name in parquet.read_schema(path).names if name in words]
+        with parquet.ParquetFile(path, read_dictionary=columns, pre_buffer=False) as file:
             yield file
     except InputError:
         raise
@@ -360,63 +388,51 @@ def _opened(path: Path, words: Sequence[str] = ()) -> Iterator[Any]:
         raise InputError(f"Expected a .parquet file, but {path} is truncated or damaged.") from error
 
 
-def _numbers(path: Path, file: Any, name: str) -> npt.NDArray[Any]:
+def _batches(path: Path, file: Any, names: Sequence[str]) -> Iterator[list[Any]]:
+    """Yield these columns in pieces, without empty values.
+
+    The number of rows is checked first, because a few bytes may stand for many of them. Sizes of columns are
+    not: for damaged metadata, pyarrow ends the process when they are read.
+    """
+    require_moderate(path, int(file.metadata.num_rows) * _WIDEST_SCORE * len(names))
+    for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(names), use_threads=False):
+        for name in names:
+            if empty := batch.column(name).null_count:
+                raise InputError(
+                    f"Expected a value in every row of {name!r} of {path}, got {empty} empty ones."
+                )
+        yield [batch.column(name) for name in names]
+
+
+def _numbers(path: Path, name: str, column: Any) -> npt.NDArray[Any]:
     from pyarrow import types  # noqa: PLC0415
 
-    kind = _kind(path, file, name)
+    kind = column.type
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         raise InputError(f"Expected numbers in {name!r} of {path}, got a column of type {kind}.")
-    found: npt.NDArray[Any] = _column(path, file, name).to_numpy()
-    return found
+    return _values(path, column)
 
 
-def _words_or_numbers(path: Path, file: Any, name: str) -> npt.NDArray[Any]:
-    from pyarrow import types  # noqa: PLC0415
-
-    if not types.is_dictionary(_kind(path, file, name)):
-        return _numbers(path, file, name)
-    chunks = _column(path, file, name).chunks
-    words = [np.array(chunk.dictionary.to_pylist(), dtype=object) for chunk in chunks]
-    return np.concatenate([w[c.indices.to_numpy()] for w, c in zip(words, chunks, strict=True)])
-
-
-def _kind(path: Path, file: Any, name: str) -> Any:
-    names: Sequence[str] = file.schema_arrow.names
-    if names.count(name) > 1:
-        raise InputError(f"Expected one column {name!r} in {path}, got {names.count(name)}.")
-    return file.schema_arrow.field(name).type
+def _words(path: Path, column: Any, num_rows: int) -> list[Any]:
+    """Return the values of a column; each of its different words has to fit ``num_rows`` times."""
+    if not hasattr(column, "dictionary"):
+        return list(column.to_pylist())
+    words = column.dictionary.to_pylist()
+    require_moderate(path, _WIDEST_CHARACTER * max(map(len, words), default=0) * num_rows)
+    return [words[index] for index in column.indices.to_numpy()]
 
 
-def _column(path: Path, file: Any, name: str) -> Any:
-    column = file.read(columns=[name]).column(name)
-    if empty := column.null_count:
-        raise InputError(f"Expected a value in every row of {name!r} of {path}, got {empty} empty ones.")
-    return column
-
-
-def _unpacked_size(file: Any, names: Sequence[str]) -> int:
-    """Return about how many bytes these columns have in memory: a few bytes may stand for many rows."""
-    metadata = file.metadata
-    groups = (metadata.row_group(index) for index in range(metadata.num_row_groups))
-    columns = (group.column(index) for group in groups for index in range(group.num_columns))
-    stored = sum(one.total_uncompressed_size for one in columns if one.path_in_schema in names)
-    return max(int(stored), int(metadata.num_rows) * _WIDEST_SCORE * len(names))
+def _values(path: Path, column: Any) -> npt.NDArray[Any]:
+    if not hasattr(column, "dictionary"):
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    return np.array(_words(path, column, len(column)), dtype=object)
 
 
 def as_words(path: Path, words: list[Any]) -> npt.NDArray[Any]:
     """Return an array of the values of a column, in which each has as much room as the longest one."""
     longest = max((len(word) for word in words if isinstance(word, str | bytes)), default=0)
-    _require_moderate(path, _WIDEST_CHARACTER * longest * len(words))
+    require_moderate(path, _WIDEST_CHARACTER * longest * len(words))
     return np.asarray(words)
-
-
-def _require_moderate(path: Path, size: int) -> None:
-    """Raise if all arrays that are read from a file are too large, before they are unpacked."""
-    if size > LARGEST_ARRAY:
-        raise InputError(
-            f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in all in {path}, got {size:,} bytes; .npy "
-            "files may have any size."
-        )
 
 
 def _shortened(word: str) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.errors import InputError
+from dpaudit.stats._observations import ONE_RUN, RUN, STEP
 
 _CLAIM = "Claim"
 
@@ -42,8 +43,19 @@ NumSteps: TypeAlias = Annotated[
 EndToEnd: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--end-to-end",
-        help="Each score comes from a whole DP-SGD run, not from a single step.",
+        "--end-to-end", help="Each score is of a whole DP-SGD run, not of a step.", rich_help_panel=_CLAIM
+    ),
+]
+PerStep: TypeAlias = Annotated[
+    bool,
+    typer.Option("--per-step", help="Each score is of a single DP-SGD step.", rich_help_panel=_CLAIM),
+]
+OneRun: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--one-run",
+        help="All scores are of one trained model, with one score per canary, whose presence was decided by "
+        "a fair coin. They may be dependent.",
         rich_help_panel=_CLAIM,
     ),
 ]
@@ -67,6 +79,21 @@ class ClaimOptions:
     sample_rate: float | None
     num_steps: int | None
     end_to_end: bool
+    per_step: bool = False
+    one_run: bool = False
+
+    @property
+    def scores_of(self) -> str | None:
+        """What a score is of, which a DP-SGD claim needs; None if it does not matter."""
+        options = {"--per-step": self.per_step, "--end-to-end": self.end_to_end, "--one-run": self.one_run}
+        stated = [name for name, is_stated in options.items() if is_stated]
+        if len(stated) > 1 or (not stated and self.num_steps is not None):
+            raise InputError(
+                "Expected one of --per-step (each score is of a single step), --end-to-end (each is of a "
+                "whole training run) and --one-run (all are of one trained model, with one score per canary) "
+                f"with a DP-SGD claim, got {' and '.join(stated) or 'none'}."
+            )
+        return dict(zip(options, (STEP, RUN, ONE_RUN), strict=True))[stated[0]] if stated else None
 
     @property
     def claim(self) -> Claim | None:
@@ -119,10 +146,10 @@ class ClaimOptions:
             raise InputError(f"Expected --noise-multiplier with {noise[0]}; pass {_FORMS}.")
         if len(noise) == 2:
             raise InputError(f"Expected --sample-rate and --num-steps together, got only {noise[1]}.")
-        if self.end_to_end and len(noise) < 3:
+        if (self.end_to_end or self.per_step) and len(noise) < 3:
             raise InputError(
-                "Expected --end-to-end with a DP-SGD claim: --noise-multiplier, --sample-rate, --num-steps "
-                "and --delta."
+                f"Expected {'--end-to-end' if self.end_to_end else '--per-step'} with a DP-SGD claim: "
+                "--noise-multiplier, --sample-rate, --num-steps and --delta."
             )
 
     def _given(self, *names: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +12,12 @@ import numpy.typing as npt
 import typer
 
 from dpaudit import _validate
+from dpaudit._io import stored
 from dpaudit.cli import _options as opt
 from dpaudit.cli._console import EXIT_STATUS, output, print_json, working
 from dpaudit.cli._exit_status import Decided
 from dpaudit.cli._formats import (
+    PIECE,
     Columns,
     NpzArchive,
     as_presence,
@@ -37,6 +39,8 @@ from dpaudit.cli._result_table import print_examined
 from dpaudit.errors import InputError
 from dpaudit.methods import examine, is_large
 from dpaudit.stats import Observations
+from dpaudit.stats._observations import chunks, is_on_disk
+from dpaudit.stats._roc_band import require_higher_is_present
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,18 @@ class ScoreFiles:
         if self.table is None and self.with_canary is not None and self.without_canary is not None:
             present = _read_side(self.with_canary, self.columns)
             absent = _read_side(self.without_canary, self.columns)
-            return Observations(
+            observations = Observations(
                 with_canary=present, without_canary=absent, normalized=normalized, coupled=coupled
             )
+            if self.with_canary.samefile(self.without_canary):  # also by two names
+                raise InputError(
+                    f"Expected two files, got {self.with_canary} both --with and --without the canary; pass "
+                    "a file with scores and presence as TABLE."
+                )
+            return observations
         raise InputError(f"Expected either a TABLE or both --with and --without, got {self._given()}.")
 
-    def _from_table(self, path: Path, **design: bool) -> Observations:
+    def _from_table(self, path: Path, **design: Any) -> Observations:
         if self.presence is None:
             return _read_table(path, self.columns, **design)
         name = self.columns.identifier
@@ -85,10 +95,10 @@ def _read_side(path: Path, columns: Columns) -> npt.NDArray[Any]:
     suffix = readable(path)
     with reading(path):
         if suffix == ".npy":
-            return read_npy(path)
+            return _as_floats(path, read_npy(path))
         if suffix == ".npz":
             with open_npz(path) as arrays:
-                return arrays[columns.side(path, arrays.names)]
+                return _as_floats(path, arrays[columns.side(path, arrays.names)])
         if suffix == ".csv":
             return read_csv_side(path, columns)
         return read_parquet_side(path, columns)
@@ -102,52 +112,71 @@ def _read_column(path: Path, name: str) -> npt.NDArray[Any]:
             raise InputError(f"Expected a .csv, .parquet or .npz table with {name!r}, got {path}.")
         if suffix == ".npz":
             with open_npz(path) as arrays:
-                return _named(path, arrays, name)
+                return arrays[name]
         if suffix == ".csv":
             return as_words(path, read_csv_words(path, name))
         return read_parquet_words(path, name)
-
-
-def _named(path: Path, arrays: NpzArchive, name: str) -> npt.NDArray[Any]:
-    if name not in arrays.names:
-        raise InputError(f"Expected an array {name!r} in {path}, got {listed(arrays.names)}.")
-    return arrays[name]
 
 
 def _read_presence(path: Path, columns: Columns) -> npt.NDArray[Any]:
     return as_presence(path, columns.presence, _read_column(path, columns.presence))
 
 
-def _read_table(path: Path, columns: Columns, **design: Any) -> Observations:
+def _read_table(path: Path, columns: Columns, *, paired: bool, **design: Any) -> Observations:
     suffix = readable(path)
     with reading(path):
         if suffix == ".npy":
             raise InputError(f"Expected a .csv, .parquet or .npz table, or --with and --without, got {path}.")
         if suffix == ".npz":
             with open_npz(path) as arrays:
-                return _from_npz(path, arrays, columns, **design)
-        read_table = read_csv_table if suffix == ".csv" else read_parquet_table
-        scores, present = read_table(path, columns)
-    ids = None if columns.identifier is None else _read_column(path, columns.identifier)
-    return Observations.from_presence(scores, present, ids=ids, **design)
+                if {"with_canary", "without_canary"} <= set(arrays.names):
+                    sides = (_as_floats(path, arrays[f"{side}_canary"]) for side in ("with", "without"))
+                    return Observations(with_canary=next(sides), without_canary=next(sides), **design)
+                scores, present = _from_npz(path, arrays, columns)
+                ids = None if columns.identifier is None else arrays[columns.identifier]
+        else:
+            scores, present = (read_csv_table if suffix == ".csv" else read_parquet_table)(path, columns)
+            ids = None if columns.identifier is None else _read_column(path, columns.identifier)
+        if ids is None and not paired and _is_long(scores, present):
+            with_canary, without_canary = _split(path, scores, present)
+            return Observations(with_canary=with_canary, without_canary=without_canary, **design)
+    return Observations.from_presence(np.array(scores), present, ids=ids, paired=paired, **design)
+
+
+def _is_long(scores: npt.NDArray[Any], present: npt.NDArray[Any]) -> bool:
+    """Return whether both sides stay on disk: a table of this size is split piece by piece."""
+    is_split = present.shape == scores.shape and 0 < np.count_nonzero(present) < present.size
+    return bool(is_split and scores.ndim == 1 and scores.size > PIECE)
+
+
+def _split(
+    path: Path, scores: npt.NDArray[Any], present: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the one-dimensional scores with and without the canary, in temporary files."""
+    with_canary, without_canary = (
+        stored(path, (piece[present[start : start + piece.size] == side] for start, piece in chunks(scores)))
+        for side in (True, False)
+    )
+    return with_canary, without_canary
+
+
+def _as_floats(path: Path, scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return many whole numbers as floats on disk, because they would be converted in memory."""
+    if scores.dtype.kind not in "iub" or scores.size <= PIECE:
+        return scores
+    return stored(path, (piece for _, piece in chunks(scores)), scores.shape)
 
 
 def _from_npz(
-    path: Path, arrays: NpzArchive, columns: Columns, *, paired: bool, **design: Any
-) -> Observations:
-    if {"with_canary", "without_canary"} <= set(arrays.names):
-        return Observations(
-            with_canary=arrays["with_canary"], without_canary=arrays["without_canary"], **design
-        )
+    path: Path, arrays: NpzArchive, columns: Columns
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     if not {columns.score, columns.presence} <= set(arrays.names):
         raise InputError(
             f"Expected arrays 'with_canary' and 'without_canary', or {columns.score!r} and "
             f"{columns.presence!r}, in {path}, got {listed(arrays.names)}."
         )
     present = as_presence(path, columns.presence, arrays[columns.presence])
-    ids = None if columns.identifier is None else _named(path, arrays, columns.identifier)
-    scores = arrays[columns.score]
-    return Observations.from_presence(scores, present, ids=ids, paired=paired, **design)
+    return _as_floats(path, arrays[columns.score]), present
 
 
 _DEFAULT_DELTA = 1e-5
@@ -202,6 +231,13 @@ _Normalized = Annotated[
         help="Scores are normalized: on average 0 without the canary and 1 with it. The threshold is 1/2.",
     ),
 ]
+_LowerIsPresent = Annotated[
+    bool,
+    typer.Option(
+        "--lower-is-present",
+        help='Lower scores mean "present", as for a loss: scores are negated, and so is the threshold.',
+    ),
+]
 _Threshold = Annotated[
     float | None,
     typer.Option(help='Scores above it count as "present". Must be chosen before the data are seen.'),
@@ -220,6 +256,7 @@ def scores(
     paired: _Paired = False,
     coupled: _Coupled = False,
     normalized: _Normalized = False,
+    lower_is_present: _LowerIsPresent = False,
     threshold: _Threshold = None,
     confidence: opt.Confidence = 0.95,
     epsilon: opt.Epsilon = None,
@@ -227,30 +264,46 @@ def scores(
     noise_multiplier: opt.NoiseMultiplier = None,
     sample_rate: opt.SampleRate = None,
     num_steps: opt.NumSteps = None,
+    per_step: opt.PerStep = False,
     end_to_end: opt.EndToEnd = False,
+    one_run: opt.OneRun = False,
     as_json: opt.Json = False,
 ) -> None:
     """Compute lower bounds on epsilon from scores by every method, and test a claim.
 
     Scores come from steps or runs with and without a canary. Higher scores mean
-    "present". Two-dimensional arrays are steps x canaries.
+    "present", unless --lower-is-present is given. Two-dimensional arrays are
+    steps x canaries.
 
     Exit status: 0 for no violation or no claim, 1 for a violation, 2 for bad
     input, 3 if underpowered, 4 if it could not be completed.
     """
-    options = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
+    options = ClaimOptions(
+        epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end, per_step, one_run
+    )
     _check(options, threshold, confidence)
+    if lower_is_present and normalized:
+        raise InputError(
+            "Expected --normalized or --lower-is-present, got both: normalized scores are on average 0 "
+            "without the canary and 1 with it."
+        )
     columns = Columns(score_column, presence_column, id_column)
+    _require_different(columns)
     files = ScoreFiles(table, with_file, without_file, columns, presence)
     observations = files.read(normalized=normalized, paired=paired, coupled=coupled)
+    observations = replace(observations, scores_of=options.scores_of)
+    if lower_is_present:
+        observations = _negated(observations)
+        threshold = None if threshold is None else -threshold
+    require_higher_is_present(
+        observations, "pass --lower-is-present" + (" instead of --normalized" if normalized else "")
+    )
     with _announcing(observations, options):
         examined = examine(
             observations,
             delta=_DEFAULT_DELTA if delta is None else delta,
             confidence=confidence,
             claim=options.claim,
-            tradeoff=options.tradeoff,
-            of_steps=options.is_of_steps,
             threshold=threshold,
         )
         values = examined.to_dict()  # also computes the power
@@ -265,12 +318,34 @@ def scores(
 
 def _check(options: ClaimOptions, threshold: float | None, confidence: float) -> None:
     """Check the options before reading files, which may be large."""
-    _ = options.claim
+    _ = options.claim, options.scores_of
     _validate.confidence(confidence)
     if options.delta is not None:
         _validate.delta(options.delta)
     if threshold is not None:
         _validate.finite("threshold", threshold)
+
+
+def _require_different(columns: Columns) -> None:
+    names = [name for name in (columns.score, columns.presence, columns.identifier) if name is not None]
+    if len(set(names)) < len(names):
+        raise InputError(
+            f"Expected different columns for scores, presence and identifiers, got {listed(names)}; see "
+            "--score-column, --presence-column and --id-column."
+        )
+
+
+def _negated(observations: Observations) -> Observations:
+    """Return the observations with negated scores; those of a file are negated in a temporary one."""
+    sides: dict[str, Any] = {}
+    for name in ("with_canary", "without_canary"):
+        scores = getattr(observations, name)
+        if is_on_disk(scores):
+            pieces = (-piece.astype(np.float64) for _, piece in chunks(scores))
+            sides[name] = stored(Path(scores.filename), pieces, scores.shape)
+        else:
+            sides[name] = -scores
+    return replace(observations, **sides)
 
 
 def _announcing(observations: Observations, options: ClaimOptions) -> AbstractContextManager[None]:

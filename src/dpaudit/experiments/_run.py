@@ -181,7 +181,6 @@ def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
         confidence=result.bound.confidence,
         claim=recorder.claim,
         tradeoff=_curve(experiment),
-        of_steps=not is_whole_run,
         threshold=0.0 if is_whole_run else None,
         names=_names(experiment, trained),
         result=result,

@@ -35,14 +35,13 @@ from dpaudit.stats import (
     Simultaneous,
     ThresholdRule,
     TradeOff,
-    audit,
     lower_bound,
     one_run_bound,
     one_run_fdp_bound,
 )
-from dpaudit.stats._audit import audit_untuned, default_method
+from dpaudit.stats._audit import audit_recorded, audit_untuned, default_method
 from dpaudit.stats._bound import plain
-from dpaudit.stats._observations import split_by_coins
+from dpaudit.stats._observations import RUN, STEP, split_by_coins
 from dpaudit.stats._one_run import guessed_p_value
 
 SCORE_FILES: Final = {
@@ -185,15 +184,15 @@ class StoredScores:
         """The scores that count for the bound."""
         if "with_canary" in self.arrays:
             present, absent = self.arrays["with_canary"], self.arrays["without_canary"]
-            return Observations(with_canary=present, without_canary=absent)
+            return Observations(with_canary=present, without_canary=absent, scores_of=RUN)
         present = self.arrays["present"]
         if "log_likelihood_ratios" in self.arrays:
-            return Observations.from_presence(self.arrays["log_likelihood_ratios"], present)
+            return Observations.from_presence(self.arrays["log_likelihood_ratios"], present, scores_of=RUN)
         scores = self.arrays["scores"]
         if scores.ndim != 2:
             raise InputError(f"Expected scores of steps x canaries, got shape {scores.shape}.")
         if self.values["mode"] == "paper":
-            return Observations.from_presence(scores, present, normalized=True, paired=True)
+            return Observations.from_presence(scores, present, normalized=True, paired=True, scores_of=STEP)
         # as in the score log of a recorder
         if (canary := self._gradients) is not None:
             steps = [index for index in range(len(scores)) if canary.is_counted(index)]
@@ -291,7 +290,7 @@ def _steps(scores: StoredScores, claim: Claim) -> RunAnalysis:
     names = method_names(
         table["methods"], is_coupled=scores.is_coupled, stopped_early=values.get("stopped_early") is True
     )
-    found = _examined(scores, claim, level, tradeoff=curve, of_steps=True, names=names, result=result)
+    found = _examined(scores, claim, level, tradeoff=curve, names=names, result=result)
     return RunAnalysis.of(found, result, tests=tests)
 
 
@@ -300,7 +299,7 @@ def _whole_run(scores: StoredScores, claim: Claim) -> RunAnalysis:
     table, curve = scores.audit, claim.training
     assert curve is not None  # of a claim about DP-SGD
     level, tests = share_error(1 - table["confidence"], has_bound=True, has_tests=True)
-    result = audit(
+    result = audit_recorded(
         scores.observations, claim=claim, confidence=level, tradeoff=curve, threshold=WHOLE_RUN_RULE
     )
     found = _examined(
@@ -349,7 +348,9 @@ def _many_runs(scores: StoredScores) -> RunAnalysis:
         return RunAnalysis(claim=unclaimed, bound=bound, refutes=None, **_compared(found))
     curve = claim.training
     assert curve is not None  # of a claim about DP-SGD
-    result = audit(scores.observations, claim=claim, confidence=level, tradeoff=curve, threshold=rule)
+    result = audit_recorded(
+        scores.observations, claim=claim, confidence=level, tradeoff=curve, threshold=rule
+    )
     if scores.values.get("num_failed"):
         best = _default_bound(scores, curve, rule, _without_errors(scores))
         is_too_weak = best.parameter <= result.hypothesis.parameter

@@ -40,10 +40,10 @@ from dpaudit.recording._signal_and_noise import (
     with_batches,
 )
 from dpaudit.recording._trajectory import LiveBound, PlacedBets, RunBets, ShownBounds, Trajectory
-from dpaudit.stats import Inference, Observations, Result, TradeOff, audit
-from dpaudit.stats._audit import audit_untuned
+from dpaudit.stats import Inference, Observations, Result, TradeOff
+from dpaudit.stats._audit import audit_recorded, audit_untuned
 from dpaudit.stats._coins import CoinCheck
-from dpaudit.stats._observations import as_flags, plain_array, scale_notes, split_by_coins
+from dpaudit.stats._observations import STEP, as_flags, plain_array, scale_notes, split_by_coins
 
 _PEEKS = 100  # number of times that the bound of a run of known length is computed
 _UNPLANNED_EVERY = 50  # each number of steps needs an epsilon of its own, which is not cheap
@@ -286,7 +286,7 @@ class Recorder:
         self._require_steps()
         scores, present = np.stack(self._log.counted_scores), np.stack(self._log.counted_present)
         if self._paired:
-            return Observations.from_presence(scores, present, normalized=True, paired=True)
+            return Observations.from_presence(scores, present, normalized=True, paired=True, scores_of=STEP)
         self._require_fair(is_over=True)
         coupled = self._coupled and scores.shape[1] > 1
         return split_by_coins(scores, present, normalized=True, coupled=coupled)
@@ -352,7 +352,7 @@ class Recorder:
         placed, is_same_curve = self._placed_bets(), method["tradeoff"] == self._tradeoff
         chosen = placed.completed(inference, is_same_curve=is_same_curve)
         # bets on another curve are tuned for it, placed bets stay as they are
-        judge = audit_untuned if is_same_curve else audit
+        judge = audit_untuned if is_same_curve else audit_recorded
         result = judge(observations, claim=claim, inference=chosen, **method)
         if was_shown and not placed.is_behind(result.bound):
             assumptions = *result.bound.assumptions, _CHOSEN

@@ -18,6 +18,7 @@ from dpaudit.accounting import Claim
 from dpaudit.diagnostics import CheckResults, Diagnosis
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError
+from dpaudit.stats._one_run import GuessDesign
 from dpaudit.stats._power import AuditDesign
 
 _ROUNDING = 1e-3  # in clipping norms
@@ -96,8 +97,9 @@ class CanaryLengths:
         found = np.searchsorted(np.cumsum(self.counts), places) / _LENGTH_CLASSES
         return (float(found[0]),) if found[0] == found[-1] else tuple(found.tolist())
 
-    def in_design(self, design: AuditDesign) -> AuditDesign:
+    def in_design(self, design: AuditDesign | GuessDesign) -> AuditDesign:
         """Return the design with these lengths, in clipping norms."""
+        assert isinstance(design, AuditDesign)  # scores of steps are not guessed
         lengths = tuple(self._signal * self._reach * length for length in self.quantiles())
         return replace(design, lengths=lengths, signal=self._signal)
 

@@ -38,10 +38,11 @@ from dpaudit.stats import (
     Observations,
     Result,
     Simultaneous,
-    audit,
     one_run_fdp_bound,
 )
-from dpaudit.stats._observations import as_flags, as_mask, plain_array
+from dpaudit.stats._audit import audit_recorded
+from dpaudit.stats._observations import RUN, as_flags, as_mask, plain_array
+from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.tradeoffs._attack import Attack
 
 # Sampling faults need most of the error probability; too little noise is detected with less.
@@ -86,7 +87,7 @@ class LikelihoodRatios:
                 f"Expected all {num_steps} steps to be recorded before the whole run is audited, got "
                 f"{self.num_done}."
             )
-        return Observations.from_presence(self.values, self.present)
+        return Observations.from_presence(self.values, self.present, scores_of=RUN)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the recorded state, for ``load_state_dict`` of an identically created object."""
@@ -254,7 +255,8 @@ class WholeRunRecorder:
         level, tests_level = self._tests.levels(joint, has_more=has_more_tests(tests))
         usual: dict[str, Any] = {"claim": claim, "confidence": level, "tradeoff": _curve(claim)}
         rule = Fixed(0.0) if "inference" in method else WHOLE_RUN_RULE
-        result = audit(observations, **(usual | {"threshold": rule} | method))
+        result = audit_recorded(observations, **(usual | {"threshold": rule} | method))
+        assert isinstance(result.design, AuditDesign)  # not that of guesses
         design = result.design.for_attack(partial(self._attack, _curve(claim).num_steps))
         times = self._started, now()
         result = replace(result, design=design, not_covered=self.not_covered, times=times)

@@ -7,14 +7,26 @@ scores. The simulations behind that choice are in docs/soundness.md, "How the de
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._bound import Bound
-from dpaudit.stats._counts import ErrorCounts
-from dpaudit.stats._observations import ALIKE, Observations, scale_notes
+from dpaudit.stats._counts import ErrorCounts, Guesses
+from dpaudit.stats._observations import (
+    ALIKE,
+    ONE_RUN,
+    SCORES_OF,
+    STEP,
+    Observations,
+    scale_notes,
+)
+from dpaudit.stats._one_run import GuessDesign, guessed_p_value, one_run_fdp_bound
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._result import Claimed, Result
+from dpaudit.stats._roc_band import require_higher_is_present
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import (
     Betting,
@@ -45,6 +57,8 @@ _TAILED = 100  # below this size, scores show too little of their tails to spend
 _MANY = 50  # from this size on, bands beat a held-out part where the threshold matters
 _GIVEN = "the threshold for the counts was chosen before seeing the data"
 _ONLY_SCORES = "where the scores come from is not tested: neither the noise nor the sampling nor the code"
+_DEPENDENT = "no estimate: the scores of one run may be dependent"
+_MOST_GUESSES = 100_000  # the bound on them takes a minute
 _SAME_DATA = "the error rate is unknown: the threshold was chosen on the counted data"
 
 
@@ -61,14 +75,46 @@ def audit(
     """Test the claim on the observations.
 
     By default, ``inference`` and ``threshold`` are a sound pair chosen from the shape of the observations,
-    not from their values. ``tradeoff`` is the curve to test, by default the claim's own.
+    not from their values. ``tradeoff`` is the curve to test, by default the claim's own. A claim about DP-SGD
+    needs observations that state ``scores_of``. Scores that are certainly lower with the canary than without
+    it raise an ``InputError``.
     """
     _require_kinds(observations, claim, tradeoff, inference, threshold)
+    require_higher_is_present(observations, "negate them, as in Observations(with_canary=-scores, ...)")
+    return audit_recorded(
+        observations,
+        claim=claim,
+        confidence=confidence,
+        tradeoff=tradeoff,
+        inference=inference,
+        threshold=threshold,
+    )
+
+
+def audit_recorded(
+    observations: Observations,
+    *,
+    claim: Claimed,
+    confidence: float = 0.95,
+    tradeoff: TradeOff | None = None,
+    inference: Inference | None = None,
+    threshold: ThresholdRule | None = None,
+) -> Result:
+    """Test the claim on scores that are not lower with the canary, such as those of a recorder."""
+    _require_kinds(observations, claim, tradeoff, inference, threshold)
+    tradeoff = claim.curve_of_scores(observations.scores_of, tradeoff)
+    if observations.scores_of == ONE_RUN:
+        if inference is not None or not isinstance(threshold, Fixed | None):
+            raise InputError(
+                f"Expected no inference, and no threshold rule but Fixed(...), with scores_of={ONE_RUN!r}: "
+                "all canaries of the run are guessed."
+            )
+        return _audit_guesses(observations, claim, tradeoff, confidence, threshold)
     hypothesis = claim.hypothesis(tradeoff)
     method, rule = default_method(observations, hypothesis.tradeoff, inference, threshold)
     if isinstance(method, Betting) and method.expected is None:
         method = replace(method, expected=hypothesis.parameter)  # known before the data
-    return audit_untuned(
+    result = audit_untuned(
         observations,
         claim=claim,
         confidence=confidence,
@@ -76,6 +122,53 @@ def audit(
         inference=method,
         threshold=rule,
     )
+    if observations.scores_of != STEP:  # the curve of a whole run is among the assumptions
+        return result
+    assumptions = (*result.bound.assumptions, SCORES_OF[STEP])
+    return replace(result, bound=replace(result.bound, assumptions=assumptions))
+
+
+def _audit_guesses(
+    observations: Observations,
+    claim: Claimed,
+    tradeoff: TradeOff | None,
+    confidence: float,
+    threshold: Fixed | None,
+) -> Result:
+    """Test the claim by guesses on all canaries of one run, whose scores may be dependent."""
+    hypothesis = claim.hypothesis(tradeoff)
+    guesses = guesses_of(observations, None if threshold is None else threshold.threshold)
+    bound = one_run_fdp_bound(guesses, tradeoff=hypothesis.tradeoff, delta=claim.delta, confidence=confidence)
+    assumptions = (*bound.assumptions, SCORES_OF[ONE_RUN])
+    design = GuessDesign(guesses, hypothesis.tradeoff, claim.delta, 1 - confidence)
+    return Result(
+        claim=claim,
+        bound=replace(bound, epsilon=hypothesis.epsilon(bound.parameter), assumptions=assumptions),
+        hypothesis=hypothesis,
+        design=design,
+        bound_p_value=partial(guessed_p_value, guesses, hypothesis.tradeoff),
+        notes=scale_notes(observations),
+        observations=observations,
+        no_estimate=_DEPENDENT,
+        not_covered=(_ONLY_SCORES,),
+    )
+
+
+def guesses_of(observations: Observations, threshold: float | None) -> Guesses:
+    """Return guesses on all scores: above the threshold, 1/2 for normalized ones, else the higher half."""
+    sides = observations.with_canary, observations.without_canary
+    scores = np.concatenate(sides)
+    if scores.size > _MOST_GUESSES:
+        raise InputError(
+            f"Expected at most {_MOST_GUESSES:,} scores of one run, got {scores.size:,}: choose some of the "
+            "canaries at random."
+        )
+    present = np.repeat([True, False], [side.size for side in sides])
+    if threshold is None and observations.normalized:
+        threshold = 0.5
+    if threshold is None:
+        return Guesses.from_scores(scores, present, num_guesses=scores.size)
+    return Guesses.at_threshold(scores, present, threshold=threshold)
 
 
 def audit_untuned(

@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 from dpaudit import _validate
 from dpaudit._io import open_file
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IdArray, IntArray, ScoreArray
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, quoted
 from dpaudit.stats._coins import FAIR, CoinCheck
 from dpaudit.stats._identifiers import as_ids, joined_presence, require_twice
 
@@ -30,7 +30,13 @@ _FEW_MEANS = 10  # below this number of scores or steps, no note is given
 _SAMPLED_CHUNKS = 16  # of a file, for its mean
 # One megabyte of float32: a chunk stays in the second-level cache while it is checked and compared.
 _CHUNK = 1 << 18
-# Listed as assumptions, like FAIR.
+# What a score is of; the values are listed as assumptions, like FAIR.
+STEP, RUN, ONE_RUN = "step", "run", "one-run"
+SCORES_OF = {
+    STEP: "each score is of a single step, whose batch includes the canary if it is present",
+    RUN: "each score is of a whole training run",
+    ONE_RUN: "all scores are of one training run, with one score per canary",
+}
 ALIKE = "the canary is the only difference between the observations with and without it"
 PAIRED = "each canary was scored with and without it, and it is the only difference between the two draws"
 _OTHER_DESIGNS = (
@@ -53,6 +59,10 @@ class Observations:
     once without it, in two draws that differ in nothing else. ``with_ids`` and ``without_ids`` are the
     identifiers of the canaries, one per score or, for steps x canaries, per column.
 
+    ``scores_of``, which a claim about DP-SGD needs, states what a score is of: "step", one step whose batch
+    includes the canary if it is present; "run", a whole training run; "one-run", one training run that all
+    scores share, with one score per canary.
+
     ``coupled`` states that the score of a canary depends on which other canaries of its step were present, as
     after subtracting the contributions of other canaries that overlap with it.
 
@@ -65,6 +75,7 @@ class Observations:
     normalized: bool = False
     paired: bool = False
     coupled: bool = False
+    scores_of: str | None = None
     with_ids: IdArray | None = field(default=None, repr=False)
     without_ids: IdArray | None = field(default=None, repr=False)
     # The step of each score, if fair coins decided which canaries were present: only from split_by_coins().
@@ -75,6 +86,9 @@ class Observations:
     def __post_init__(self) -> None:
         for name in ("normalized", "paired", "coupled"):
             object.__setattr__(self, name, _validate.flag(name, getattr(self, name)))
+        if self.scores_of is not None and self.scores_of not in SCORES_OF:
+            names = ", ".join(map(repr, SCORES_OF))
+            raise InputError(f"Expected scores_of to be {names} or None, got {quoted(self.scores_of)}.")
         for name in ("with_canary", "without_canary"):
             object.__setattr__(self, name, _as_scores(name, getattr(self, name)))
         present, absent = self.with_canary.shape, self.without_canary.shape
@@ -87,6 +101,11 @@ class Observations:
             raise InputError(
                 "Expected as many scores with as without the canary in each step of paired observations, got "
                 f"with_canary of shape {present} and without_canary of shape {absent}."
+            )
+        if self.scores_of == ONE_RUN and len(present) == 2:
+            raise InputError(
+                f"Expected one score per canary with scores_of={ONE_RUN!r}, got steps x canaries of shapes "
+                f"{present} and {absent}."
             )
         _check_ids(self)
         _check_steps(self)
@@ -107,6 +126,7 @@ class Observations:
         paired: bool = False,
         normalized: bool = False,
         coupled: bool = False,
+        scores_of: str | None = None,
     ) -> Observations:
         """Split scores, one-dimensional or steps x canaries, by whether their canary was present.
 
@@ -133,19 +153,22 @@ class Observations:
         flags = plain_array("present", present)
         mask = as_mask(joined_presence(flags, names, present_ids, paired=paired), values.shape)
         if paired:
-            return replace(_from_pairs(values, mask, names, normalized), coupled=coupled)
+            return replace(_from_pairs(values, mask, names, normalized), coupled=coupled, scores_of=scores_of)
         if values.ndim == 2:
             check = CoinCheck()
             check.add(mask)
             check.require_fair(ask=_OTHER_DESIGNS)
-        return split_by_coins(values, mask, names, normalized=normalized, coupled=coupled)
+        return split_by_coins(
+            values, mask, names, normalized=normalized, coupled=coupled, scores_of=scores_of
+        )
 
     def in_memory(self) -> Observations:
         """Return these observations with memory-mapped files read into memory and checked."""
         if not (is_on_disk(self.with_canary) or is_on_disk(self.without_canary)):
             return self
+        present = loaded("with_canary", self.with_canary)
         return replace(
-            self, with_canary=np.array(self.with_canary), without_canary=np.array(self.without_canary)
+            self, with_canary=present, without_canary=loaded("without_canary", self.without_canary)
         )
 
     @property
@@ -180,6 +203,7 @@ def split_by_coins(
     *,
     normalized: bool,
     coupled: bool,
+    scores_of: str | None = STEP,
 ) -> Observations:
     """Return observations from scores and coins, one-dimensional or steps x canaries, that were checked."""
     absent = ~present
@@ -195,7 +219,7 @@ def split_by_coins(
         kept |= {"with_steps": np.repeat(steps, counts), "coupled": coupled}
         kept["without_steps"] = np.repeat(steps, scores.shape[1] - counts)
         kept["_coins_were_checked"] = True
-    return Observations(**kept, normalized=normalized)
+    return Observations(**kept, normalized=normalized, scores_of=scores_of)
 
 
 def _check_steps(observations: Observations) -> None:
@@ -315,6 +339,17 @@ def as_flags(present: ArrayLike) -> BoolArray:
 def is_on_disk(scores: ScoreArray) -> bool:
     """Return whether ``scores`` is a whole memory-mapped file (the offset of a slice is unknown)."""
     return isinstance(scores, np.memmap) and isinstance(scores.base, mmap.mmap)
+
+
+def loaded(name: str, scores: ScoreArray) -> ScoreArray:
+    """Return a memory-mapped file as an array in memory; others as they are."""
+    if not is_on_disk(scores):
+        return scores
+    copy = np.empty(scores.size, scores.dtype)
+    for start, piece in chunks(scores):
+        require_finite(name, start, piece)
+        copy[start : start + piece.size] = piece
+    return copy.reshape(scores.shape)
 
 
 def chunks(scores: ScoreArray, first: int = 0, last: int | None = None) -> Iterator[tuple[int, ScoreArray]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from dpaudit.stats._binomial import binomial_cdf
 from dpaudit.stats._bound import Bound
 from dpaudit.stats._coins import FAIR
 from dpaudit.stats._counts import Guesses
-from dpaudit.stats._rootfinding import last_true, smallest_error
+from dpaudit.stats._rootfinding import first_true_integer, last_true, smallest_error
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Kind
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
@@ -139,6 +141,41 @@ def smallest_guessed_leak(
         lambda excess: guess_detection_rate(attack(claimed + excess), guesses, fewest) < probability,
         tolerance=1e-2,
     )
+
+
+@dataclass(frozen=True)
+class GuessDesign:
+    """The power of guesses on the canaries of one run, half of them "present" for the highest scores."""
+
+    guesses: Guesses  # only their efficiency depends on how many were correct
+    tradeoff: TradeOff
+    delta: float
+    error_rate: float
+    lengths: tuple[float, ...] = (1.0,)  # the share of an ideal attack's signal
+    normalized: bool = False
+
+    def _refutes(self, claimed: float, num_correct: int) -> bool:
+        found = replace(self.guesses, num_correct=num_correct)
+        return too_many_correct(found, self.tradeoff, claimed, self.error_rate)
+
+    def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:
+        """Return the smallest parameter that such guesses would detect with this probability."""
+        fewest = first_true_integer(partial(self._refutes, claimed), 0, self.guesses.num_guesses)
+        if fewest is None or not any(self.lengths):
+            return math.inf
+        return smallest_guessed_leak(self.guesses, self._attack, fewest, claimed, probability)
+
+    def _attack(self, parameter: float) -> Attack:
+        return self.tradeoff.attack(parameter, self.delta, self.lengths)
+
+    def efficiency(self, claimed: float, auc: float | None = None) -> float:
+        """Return the share of an ideal attack's signal that the guesses show; their area does not matter."""
+        del auc
+        return guess_efficiency(lambda share: self.weakened(share)._attack(claimed), self.guesses)
+
+    def weakened(self, efficiency: float) -> GuessDesign:
+        """Return the design for guesses with this share of an ideal attack's signal."""
+        return replace(self, lengths=(efficiency,))
 
 
 def guess_detection_rate(attack: Attack, guesses: Guesses, fewest: int) -> float:

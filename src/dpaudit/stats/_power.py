@@ -38,6 +38,7 @@ _IMPLAUSIBLE = 1e-3  # the error of the interval of plausible false positive rat
 # Ends of that interval are on a lattice of the logit, so that calls share regions: this many per unit, and
 # more for many scores, whose plausible rates are close together.
 _LOGITS, _ROOT_PER_LOGIT = 2, 64
+_MANY_COUNTS = 1_000_000  # from here on, only the last region is kept: it may have 50 MB for 10 million
 _INDEPENDENT = 0.25  # what several rules add to the best one, relative to independent rules (in simulations)
 _FIRST_STEPS = 64  # of an attack without errors, which mostly refute a claim
 _FULL_LENGTH = 0.995  # of canaries, which is printed if they are shorter
@@ -257,6 +258,8 @@ class AuditDesign:
                 float(special.expit(high / per_unit)),
             )
             assert isinstance(self.inference, ExactInference)
+            if self.num_absent > _MANY_COUNTS:
+                self._regions.clear()
             self._regions[key] = self.inference.refuting_region(claimed, self._sizes, interval, self.query)
         return self._regions[key]
 

@@ -21,6 +21,7 @@ from dpaudit.stats._bound import LARGEST, Bound, number, plain
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._estimate import Estimate
 from dpaudit.stats._observations import Observations
+from dpaudit.stats._one_run import GuessDesign
 from dpaudit.stats._power import AuditDesign, Power
 from dpaudit.stats._roc_band import ErrorRatePlane, observed_auc
 from dpaudit.stats._rootfinding import SMALLEST_ERROR
@@ -87,7 +88,7 @@ class Result:
     claim: Claimed
     bound: Bound
     hypothesis: Hypothesis
-    design: AuditDesign
+    design: AuditDesign | GuessDesign
     bound_p_value: Callable[[float], float] | None = field(default=None, repr=False, compare=False)
     is_blind: bool = False
     not_covered: tuple[str, ...] = ()
@@ -275,6 +276,7 @@ class Result:
             **({} if self.attack_power is None else {"attack_power": self.attack_power.to_dict()}),
             "estimate": self.estimate.to_dict(),
             "diagnosis": None if self.diagnosis is None else self.diagnosis.to_dict(),
+            "scores_of": None if self.observations is None else self.observations.scores_of,
             "likely_causes": list(self.likely_causes()),
             "not_covered": list(self.not_covered),
             "notes": list(self.notes),
@@ -391,6 +393,10 @@ class Claimed(ABC):
     def parts(self) -> tuple[ClaimPart, ...]:
         """The numbers of the claim and where they come from; empty if the claim is not made of numbers."""
         return ()
+
+    @abstractmethod
+    def curve_of_scores(self, scores_of: str | None, tradeoff: TradeOff | None) -> TradeOff | None:
+        """Return the curve of one score: ``tradeoff`` if it fits what a score is of; None for the claim's."""
 
     @abstractmethod
     def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:

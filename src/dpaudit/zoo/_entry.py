@@ -54,7 +54,8 @@ class Scores:
     def first(self, num_steps: int) -> Observations:
         """Return the scores of the first ``num_steps`` steps."""
         steps = slice(num_steps if self.is_stepped else None)
-        return Observations.from_presence(self.values[steps], self.present[steps])
+        scores_of = "step" if self.is_stepped else "run"
+        return Observations.from_presence(self.values[steps], self.present[steps], scores_of=scores_of)
 
     def method(self, num_steps: int) -> Inference | None:
         """Return the inference for a verdict on the first ``num_steps`` steps."""

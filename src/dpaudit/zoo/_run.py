@@ -22,7 +22,8 @@ from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError, MissingExtraError
 from dpaudit.methods import examine
 from dpaudit.recording import Recorder
-from dpaudit.stats import Fixed, Gaussian, Result, SameData, audit
+from dpaudit.stats import Fixed, Gaussian, Result, SameData
+from dpaudit.stats._audit import audit_recorded
 from dpaudit.stats._bound import plain
 from dpaudit.zoo._entries import ENTRIES
 from dpaudit.zoo._entry import Entry, Evidence, Scores, checkpoints
@@ -254,7 +255,7 @@ class MethodOutcome:
 
 
 def _audited(evidence: Evidence, scores: Scores, num_steps: int, confidence: float) -> Result:
-    return audit(
+    return audit_recorded(
         scores.first(num_steps),
         claim=evidence.claim,
         confidence=confidence,
@@ -306,13 +307,13 @@ def _outcomes(
     )
     outcomes = [
         MethodOutcome(
-            name=row.method.name.split()[0],
-            rule=repr(row.method.rule),
+            name=row.name.split()[0],
+            rule=repr(row.bound.threshold_rule),
             epsilon=row.bound.epsilon,
             kind=str(row.bound.kind),
             is_violation=row.bound.epsilon > claim.epsilon,
         )
         for row in examined.rows
-        if not isinstance(row.method.rule, SameData)
+        if not isinstance(row.bound.threshold_rule, SameData)
     ]
     return {outcome.name: outcome for outcome in outcomes}

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,15 +23,8 @@ from dpaudit.experiments.black_box._canary import canaries_for, first_model, fir
 from dpaudit.experiments.config import Config, ExampleConfig, GivenConfig, OneRunConfig
 from dpaudit.stats import Guesses, Power, Verdict, one_run_bound, one_run_fdp_bound
 from dpaudit.stats._bound import plain
-from dpaudit.stats._one_run import (
-    guess_efficiency,
-    guessed_p_value,
-    smallest_guessed_leak,
-    too_many_correct,
-)
+from dpaudit.stats._one_run import GuessDesign, guessed_p_value
 from dpaudit.stats._result import unrefuted
-from dpaudit.stats._rootfinding import first_true_integer
-from dpaudit.stats.tradeoffs._attack import Attack
 from dpaudit.training import Training
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble import Score, log_odds, negative_loss
@@ -199,27 +191,18 @@ class OneRunAnalysis:
     def _claimed(self) -> float:
         return 1 / self.noise_multiplier
 
-    def _refutes(self, guesses: Guesses, num_correct: int) -> bool:
-        """Return whether ``num_correct`` correct guesses would refute the claim."""
-        found = Guesses(
-            num_canaries=guesses.num_canaries, num_guesses=guesses.num_guesses, num_correct=num_correct
-        )
-        return too_many_correct(found, self.curve, self._claimed, 1 - self.confidence)
-
     def _power(self, guesses: Guesses, efficiency: float | None = None) -> Power:
         """Return the power of guesses by log-likelihood ratios, or by a share of their signal."""
-        fewest = first_true_integer(partial(self._refutes, guesses), 0, guesses.num_guesses)
-        leak, share = math.inf, 1.0 if efficiency is None else efficiency
-        if fewest is not None and share > 0:
-            leak = smallest_guessed_leak(
-                guesses, partial(self._attack, share=share), fewest, self._claimed, _PROBABILITY
-            )
+        design = self._design(guesses)
+        if efficiency is not None:
+            design = design.weakened(efficiency)
+        leak = design.smallest_leak(self._claimed, _PROBABILITY)
         hypothesis, is_ideal = self._claim.hypothesis(self.curve), efficiency is None
         return Power.of(leak, hypothesis, _PROBABILITY, is_ideal=is_ideal, efficiency=efficiency)
 
-    def _attack(self, parameter: float, share: float) -> Attack:
-        return self.curve.attack(parameter, self.delta, (share,))
+    def _design(self, guesses: Guesses) -> GuessDesign:
+        return GuessDesign(guesses, self.curve, self.delta, 1 - self.confidence)
 
     def _efficiency(self, guesses: Guesses) -> float:
         """Return the share of the signal of log-likelihood ratios that the guesses show."""
-        return guess_efficiency(partial(self._attack, self._claimed), guesses)
+        return self._design(guesses).efficiency(self._claimed)

@@ -20,10 +20,9 @@ from dpaudit.stats import (
     Result,
     ThresholdRule,
     TradeOff,
-    audit,
     lower_bound,
 )
-from dpaudit.stats._audit import default_method
+from dpaudit.stats._audit import audit_recorded, default_method
 from dpaudit.stats._bound import plain
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.inference import BoundQuery
@@ -115,7 +114,7 @@ class ManyRunsAnalysis:
     def _result(self, observations: Observations, failed: Collection[int]) -> tuple[Result | None, list[str]]:
         if self._claim is None:
             return None, [_NOTHING_CLAIMED]
-        result = audit(
+        result = audit_recorded(
             observations,
             claim=self._claim,
             confidence=self.confidence,

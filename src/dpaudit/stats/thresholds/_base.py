@@ -11,7 +11,7 @@ import numpy as np
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
 from dpaudit.stats._counts import ErrorCounts
-from dpaudit.stats._observations import Observations
+from dpaudit.stats._observations import Observations, is_on_disk, loaded
 from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.inference import BoundQuery, CountInference, ExactInference, Inference, ThresholdResult
 from dpaudit.stats.tradeoffs._attack import Attack
@@ -126,9 +126,8 @@ class EmpiricalROC:
     @classmethod
     def of(cls, observations: Observations) -> EmpiricalROC:
         """Sort both sides once."""
-        observations = observations.in_memory()
-        absent = np.sort(observations.without_canary, axis=None)
-        present = np.sort(observations.with_canary, axis=None)
+        absent = _sorted("without_canary", observations.without_canary)
+        present = _sorted("with_canary", observations.with_canary)
         return cls(absent, present, ErrorCounts.perfect(absent.size, present.size))
 
     def errors(self, ranks: IntArray) -> tuple[IntArray, IntArray]:
@@ -155,6 +154,14 @@ class EmpiricalROC:
             starts, ends = cuts[:, :-1].reshape(-1), cuts[:, 1:].reshape(-1)
             search.evaluate(np.unique(cuts[:, 1:-1]))
         return search.best
+
+
+def _sorted(name: str, scores: ScoreArray) -> ScoreArray:
+    if not is_on_disk(scores):
+        return np.sort(scores, axis=None)
+    flat = loaded(name, scores).reshape(-1)
+    flat.sort()  # in place: there may be many
+    return flat
 
 
 class _ThresholdSearch:

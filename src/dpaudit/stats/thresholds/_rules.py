@@ -17,7 +17,7 @@ from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, ScoreArray
 from dpaudit.errors import InputError
 from dpaudit.stats._counts import ErrorCounts, StepErrors, StepScores
-from dpaudit.stats._observations import Observations
+from dpaudit.stats._observations import Observations, chunks, is_on_disk, require_finite
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import (
     Betting,
@@ -164,7 +164,8 @@ class HeldOut(ThresholdRule):
         self, observations: Observations, *, the_first: bool = False
     ) -> tuple[ScoreArray, ScoreArray, Observations]:
         """Return the absent and present scores to choose on, and the observations to count."""
-        observations = observations.in_memory()
+        if observations.is_stepped:
+            observations = observations.in_memory()
         rng = None if the_first else np.random.default_rng(self.seed)
         if observations.with_steps is not None and observations.without_steps is not None:
             held = self._held_mask(rng, observations.num_steps)
@@ -216,8 +217,9 @@ def _split(
     observations: Observations, without_held: BoolArray, with_held: BoolArray
 ) -> tuple[ScoreArray, ScoreArray, Observations]:
     """Separate the held-out scores from the rest, renumbering the steps of the rest, if any."""
-    absent, present = observations.without_canary, observations.with_canary
-    rest: dict[str, Any] = {"with_canary": present[~with_held], "without_canary": absent[~without_held]}
+    absent, absent_rest = _split_side("without_canary", observations.without_canary, without_held)
+    present, present_rest = _split_side("with_canary", observations.with_canary, with_held)
+    rest: dict[str, Any] = {"with_canary": present_rest, "without_canary": absent_rest}
     rest |= {"with_ids": None, "without_ids": None}  # counts need none
     if observations.with_steps is not None and observations.without_steps is not None:
         if with_held.all() or without_held.all():
@@ -227,7 +229,23 @@ def _split(
         kept = observations.with_steps[~with_held], observations.without_steps[~without_held]
         steps = np.unique(np.concatenate(kept), return_inverse=True)[1]
         rest |= {"with_steps": steps[: kept[0].size], "without_steps": steps[kept[0].size :]}
-    return absent[without_held].reshape(-1), present[with_held].reshape(-1), replace(observations, **rest)
+    return absent.reshape(-1), present.reshape(-1), replace(observations, **rest)
+
+
+def _split_side(name: str, scores: ScoreArray, held: BoolArray) -> tuple[ScoreArray, ScoreArray]:
+    """Return the scores that are held out, and the rest; of a file, no further copy is in memory."""
+    if not is_on_disk(scores):
+        return scores[held], scores[~held]
+    number = np.count_nonzero(held)
+    parts = np.empty(number, scores.dtype), np.empty(scores.size - number, scores.dtype)
+    ends = [0, 0]
+    for start, piece in chunks(scores):
+        require_finite(name, start, piece)
+        mask = held[start : start + piece.size]
+        for index, chosen in enumerate((piece[mask], piece[~mask])):
+            parts[index][ends[index] : ends[index] + chosen.size] = chosen
+            ends[index] += chosen.size
+    return parts
 
 
 @dataclass(frozen=True)
