@@ -36,7 +36,6 @@ _SORTED = 1 << 16  # absent scores up to which every one is a threshold
 _BINS = 1 << 13  # thresholds for more scores,
 _REACH = 10.0  # in standard deviations around their mean
 _MOST_NUMBERS = _SORTED + 2  # of thresholds
-_RANKED = 100_000  # scores of a side whose ranks determine the area under the ROC
 _PLANE_POINTS = 121  # of a drawn curve, at its ends and around the measured rates each
 _LEAKIEST = 500.0  # a parameter whose curve coincides with the axes
 # Scores that point the wrong way: how improbable they must be without a leak, on how many scores per side,
