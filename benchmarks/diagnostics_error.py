@@ -259,7 +259,7 @@ def audits_table(repetitions: int) -> str:
         return p_value_table("of | test", runs(), repetitions, SMALL_OF_ALL)
 
 
-SIMULATED_RUNS, OPACUS_RUNS, OPACUS_STEPS = 400, 40, 800
+SIMULATED_RUNS, OPACUS_RUNS, OPACUS_STEPS = 400, 40, 200
 
 
 def adaptive_checks(number: int) -> tuple[Check, ...]:
