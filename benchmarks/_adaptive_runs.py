@@ -155,6 +155,6 @@ def adaptive_runs(count: int) -> Iterator[tuple[LinearTraining, int]]:
 def has_finding(
     rng: np.random.Generator, _: float, *, update: str, rate: float, clipped: float, decay: float, steps: int
 ) -> float:
-    """Return 1 if a correct training has any finding at 95 % confidence, for docs/soundness.md; or else 0."""
+    """Return 1 if a correct training run has any finding at 95 % confidence, for a cell; or else 0."""
     training = LinearTraining(update, rate, clipped, decay, steps)
     return float(bool(training.diagnose(int(rng.integers(2**32))).findings))

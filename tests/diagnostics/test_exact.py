@@ -265,6 +265,11 @@ def test_amounts_are_compared_with_a_line_through_later_ones(count, width, shape
     assert 0 < correlation < 1
 
 
+def test_amounts_do_not_follow_numbers_that_always_grow():
+    energies = np.random.default_rng(0).chisquare(8, 100)
+    assert _amounts_follow(energies, np.arange(100.0), 8)[0] == 1.0
+
+
 @pytest.mark.parametrize("factor", [1.0, 0.9])
 def test_amounts_that_numbers_follow_are_no_dependence_of_the_amounts(factor):
     """The sum of a step depends on earlier noise, through the weights."""

@@ -108,7 +108,8 @@ def _amounts_follow(energies: FloatArray, numbers: FloatArray, width: int) -> tu
     power = min(_USUAL_SCORE / math.sqrt(variance), half / _MOST_WEIGHT)
     powers = math.copysign(power, total) * weights
     excess_log = float((special.gammaln(half + powers) - math.lgamma(half)).sum()) - power * abs(total)
-    correlation = float(np.corrcoef(ranks, scipy.stats.rankdata(excess))[0, 1])
+    others = scipy.stats.rankdata(excess) - (steps.size + 1) / 2
+    correlation = float(ranks @ others) / math.sqrt(max(float(ranks @ ranks) * float(others @ others), _TINY))
     return min(1.0, 2 * math.exp(min(0.0, max(excess_log, -(total**2) / squares / 2)))), correlation
 
 
