@@ -233,6 +233,7 @@ def test_weak(dp_audit, num_steps, num_canaries):
     done = pytester.runpytest_inprocess("-W", "default")
     done.assert_outcomes(passed=2, warnings=2)
     done.stdout.fnmatch_lines(["*UnderpoweredWarning: *have been detected*Use more steps or canaries."])
+    done.stdout.fnmatch_lines(["*::test_weak[[]2-8[]] *UNDERPOWERED * none *"])
     strict = pytester.runpytest_inprocess("-W", "error::dpaudit.pytest_plugin.UnderpoweredWarning")
     strict.assert_outcomes(failed=2)
 

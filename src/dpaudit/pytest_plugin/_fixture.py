@@ -363,6 +363,7 @@ def noise_line(scores: ScoreSummary, claimed: float | None) -> str:
 
 
 def canary_line(scores: ScoreSummary) -> str:
-    """Return the signal of a canary in the scores."""
+    """Return the signal of a canary in the scores, an estimate that may exceed 1 by chance."""
+    signal = f"{scores.signal:.3g}"
     spread = "" if scores.spread_signal is None else f" (spread canaries: {scores.spread_signal:.3g})"
-    return f"canary: {scores.signal:.3g} times the clipping norm{spread}; at most 1 if clipped correctly"
+    return f"canary: estimated at {signal} times the clipping norm{spread}; at most 1 if clipped correctly"

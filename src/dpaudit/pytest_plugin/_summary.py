@@ -20,7 +20,7 @@ _INCOMPLETE = "_dpaudit_incomplete"  # attribute of an exception
 
 
 class UnderpoweredWarning(UserWarning):
-    """An audit that could not have detected even a serious leak, so that its success means little."""
+    """An audit that detects twice the claimed epsilon with less than 80 % probability."""
 
 
 class NothingAuditedWarning(UserWarning):
@@ -55,7 +55,9 @@ def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagn
 def _detectable_noise(result: Result) -> str:
     """Return the noise, relative to the claim, that would have been detected with 80 % probability."""
     factor = result.power.noise_factor
-    return "" if factor is None else f"{factor:.3g}"
+    if factor is None:
+        return ""
+    return f"{factor:.3g}" if factor > 0 else "none"
 
 
 def note_error(node: pytest.Item, number: int) -> None:
