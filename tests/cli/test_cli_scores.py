@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,19 @@ def test_only_an_underpowered_verdict_points_to_the_plan(files: Any, run: Any) -
     few = run("scores", *files.sides(), "--normalized", "--epsilon", "50", "--delta", "0")
     assert f"\n             {words}" in few.stdout
     assert words not in run("scores", *files.sides(), "--normalized", *HONEST).stdout
+
+
+def test_advice_on_power_names_a_plan_that_exists(tmp_path: Path, run: Any) -> None:
+    np.savez(tmp_path / "few.npz", with_canary=[1.0, 2.0, 3.0, 4.0], without_canary=[0.0, 1.5, 0.5, -1.0])
+    few = {
+        option: run("scores", str(tmp_path / "few.npz"), *DPSGD[:-1], option).stdout.split()
+        for option in ("--per-step", "--end-to-end", "--one-run")
+    }
+    text = {option: " ".join(words) for option, words in few.items()}
+    assert "dpaudit plan computes how many scores are needed." in text["--per-step"]
+    assert "dpaudit plan --end-to-end computes how many scores are needed." in text["--end-to-end"]
+    assert "dpaudit plan" not in text["--one-run"]
+    assert "More canaries in the run would detect smaller leaks." in text["--one-run"]
 
 
 def test_the_verdict_is_the_library_s_own(files: Any, run: Any) -> None:

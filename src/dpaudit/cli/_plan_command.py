@@ -200,7 +200,8 @@ _NOTE = (
     "Canaries are counted per step and side; a step is whatever yields one score per canary. The attack is "
     "the best one that the mechanism allows, with normalized scores and the threshold at their midpoint. "
     "ClopperPearson and JointExact pool all scores and assume that they are independent, even within a "
-    "step; Betting proceeds step by step and allows the canaries within a step to be dependent."
+    "step; Betting proceeds step by step and allows the canaries within a step to be dependent. By default, "
+    "audits use Betting if there are several canaries per step, and JointExact otherwise."
 )
 _TRY = (
     "Try a larger size (--observations, or --steps and --canaries), or pass a leak with --true-epsilon "

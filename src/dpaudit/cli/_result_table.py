@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dpaudit import _validate
+from dpaudit.accounting import SubsampledGaussian
 from dpaudit.cli._console import print_labelled, print_table, slim_table
 from dpaudit.stats import Bound, Estimate, Kind, Power, ThresholdRule, Verdict
+from dpaudit.stats._counts import Guesses
 from dpaudit.stats._result import ClaimPart, summary
 
 _Values: TypeAlias = Mapping[str, Any]
@@ -23,7 +25,6 @@ _LEGEND = (
     ("joint, betting", "methods of dpaudit"),
     *((str(kind), kind.meaning) for kind in Kind),
 )
-_MORE = "dpaudit plan computes how many scores are needed."
 _TRAINING = "epsilon of the whole run, if its steps are Gaussian with Poisson sampling as claimed"
 
 
@@ -59,14 +60,22 @@ def print_result(console: Console, values: _Values, more: Sequence[tuple[str, st
             attack_power=Power.from_dict(values["attack_power"]) if "attack_power" in values else None,
             p_value=values.get("p_value") if verdict is Verdict.VIOLATION else None,
         ),
+        *([("", _more(bound))] if verdict is Verdict.UNDERPOWERED else []),
         *_estimate_lines(values),
-        *([("", _MORE)] if verdict is Verdict.UNDERPOWERED else []),
         *_listed("finding", [f"{one['name']}: {one['sentence']}" for one in _findings(values)]),
         *_listed("cause", values.get("likely_causes", ())),
         *_listed("assumes", [*bound.assumptions, *(values.get("diagnosis") or {}).get("assumptions", ())]),
         *_listed("not covered", values.get("not_covered", ())),
     ]
     print_labelled(console, [*rows, *more])
+
+
+def _more(bound: Bound) -> str:
+    """Return what helps against too little power; scores of one run cannot be planned."""
+    if isinstance(bound.counts, Guesses):
+        return "More canaries in the run would detect smaller leaks."
+    option = " --end-to-end" if isinstance(bound.tradeoff, SubsampledGaussian) else ""
+    return f"dpaudit plan{option} computes how many scores are needed."
 
 
 def _listed(label: str, texts: Sequence[str]) -> list[tuple[str, str]]:
