@@ -166,6 +166,36 @@ def test_noise_that_varies_over_time_has_fewer_degrees_of_freedom() -> None:
     assert (np.array(p_values) <= 1e-3).sum() <= 4
 
 
+@pytest.mark.parametrize("num_canaries", [1, 2])
+def test_noise_of_very_few_canaries_is_not_flagged(num_canaries: int) -> None:
+    rng, shape = np.random.default_rng(0), (1600, num_canaries)
+    kinds = np.zeros(1600, dtype=np.int64)
+    kinds[7::8] = 1
+    p_values = []
+    for _ in range(100):
+        present = (rng.random(shape) < 0.5) & (kinds == 0)[:, None]
+        energies = StepEnergies.of(30 * rng.standard_normal(shape), present, kinds)
+        p_values += [one.p_value for one in energies.checks()]
+    assert (np.array(p_values) <= 1e-3).sum() <= 2
+
+
+def test_noise_in_a_single_step_has_a_spread() -> None:
+    for seed in range(20):  # squares of numbers close to 1 have other rounding errors
+        rng = np.random.default_rng(seed)
+        present = rng.random((50, 16)) < 0.5
+        present[0] = False
+        scores = present * (1 + 1e-9 * rng.standard_normal((50, 16)))
+        scores[0] = rng.standard_normal(16)
+        found = ArrivedCanaries.of(
+            scores,
+            present,
+            shapes=np.zeros(16, dtype=np.int64),
+            lengths=np.full(16, 10.0),
+            parameters=np.full(16, -1),
+        )
+        assert 0 <= found.present_std(np.ones(16, dtype=np.bool_)) < 1e-6
+
+
 def test_a_slightly_larger_norm_is_most_certain_in_all_long_canaries_together() -> None:
     present = np.random.default_rng(0).random((40, 6)) < 0.5
     found = ArrivedCanaries.of(

@@ -283,9 +283,9 @@ def test_amounts_that_numbers_follow_are_no_dependence_of_the_amounts(factor):
 
 
 def test_a_diagnosis_collects_the_kept_noise_once_and_forgets_it(monkeypatch):
-    collected, rows = [], HeadTailBuffer.end_rows
+    collected, rows = [], HeadTailBuffer.rows
     monkeypatch.setattr(
-        HeadTailBuffer, "end_rows", property(lambda buffer: collected.append(buffer) or rows.fget(buffer))
+        HeadTailBuffer, "rows", property(lambda buffer: collected.append(buffer) or rows.fget(buffer))
     )
     record, rng = Diagnostics(), np.random.default_rng(0)
     for _ in range(70):

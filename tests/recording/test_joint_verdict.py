@@ -403,12 +403,27 @@ def test_an_audit_that_no_other_with_tests_can_follow_has_all_of_their_error_rat
 
 
 def test_a_run_that_continues_after_its_last_audit_has_no_error_rate_left_for_tests() -> None:
-    recorder = recorded(num_steps=30, planned=60)
+    recorder, rng = recorded(num_steps=30, planned=60), np.random.default_rng(5)
     recorder.close()
     recorder.audit()
     for _ in range(30):
-        recorder.record(np.zeros(COUNT), np.arange(COUNT) % 3 == 0)
-    with pytest.raises(dpaudit.InputError, match="fair coin"):
-        recorder.audit()
-    assert recorder._tests.share(60, is_last=True) == 0
-    assert recorder._tests.spent == 1
+        drawn, present = rng.standard_normal(COUNT), rng.random(COUNT) < 0.5
+        recorder.noise.observe(drawn, np.zeros(COUNT), (COUNT // 2, COUNT // 2), norm=1.0, eps=0.0)
+        recorder.record(drawn + present, present)
+    result = recorder.audit()
+    assert result.diagnosis is None
+    assert any("has spent the error rate of the tests" in gap for gap in result.not_covered)
+
+
+def test_a_whole_run_that_continues_is_not_tested_again() -> None:
+    recorder = WholeRunRecorder(
+        np.arange(COUNT) % 2 == 0, claim=ReadClaim(lambda: READ, GIVEN), noise=NoiseLog()
+    )
+    rng, tested = np.random.default_rng(0), []
+    for _ in range(2):
+        for _ in range(30):
+            drawn = rng.standard_normal(COUNT)
+            recorder.noise.observe(drawn, np.zeros(COUNT), (COUNT // 2, COUNT // 2), norm=1.0, eps=0.0)
+            recorder.record(drawn)
+        tested += [recorder.audit().diagnosis is not None, recorder.audit().diagnosis is not None]
+    assert tested == [True, True, False, False]

@@ -104,10 +104,9 @@ class ArrivedCanaries:
         """Return how far scores of present canaries are from the limit, if few of all scores matter; or 0."""
         if self._even_share(np.ones_like(chosen)) > _FEW_LARGE:
             return 0.0
-        count, total, square = (
-            float(part[chosen].sum()) for part in (self.counts, self.totals, self.squares)
-        )
-        return float((square / max(count, 1.0) - 2 * _LIMIT * total / max(count, 1.0) + _LIMIT**2) ** 0.5)
+        count = max(float(self.counts[chosen].sum()), 1.0)
+        mean, square = (float(sums[chosen].sum()) / count for sums in (self.totals, self.squares))
+        return float(max(square - 2 * _LIMIT * mean + _LIMIT**2, 0.0) ** 0.5)  # rounding may be below 0
 
     def _absent_moments(self, chosen: BoolArray) -> tuple[float, float, float]:
         count = max(float(self.absent_counts[chosen].sum()), 1.0)

@@ -44,6 +44,7 @@ _ALL = MAX_LAG + 2  # stands for all earlier steps
 _AT_ONCE = 64  # steps
 _FEWEST = 3  # steps of a kind, so that their energies have a variance
 _AROUND = 6  # steps before and after one that are compared with it
+_SURE_LEVEL = 16  # scores around a step: of 1 canary, fewer gave p-values below 1e-3 in 15 % of correct runs
 _SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
 _STEPS_PER_LAG = 4  # that are needed to fit a filter
 _AS_CLAIMED = 0.95  # of the claimed variance: 4 % is the standard error of 1,200 numbers
@@ -326,20 +327,23 @@ class StepEnergies:
 
     def checks(self) -> Iterator[Check]:
         """Yield the test of the noise with and without canaries."""
-        rest = self.kinds == 0
-        if rest.any():
-            yield from replace(self, means=self.means / self._levels(rest))._checks(rest)
+        yield from self._leveled()._checks()
 
-    def _levels(self, rest: BoolArray) -> FloatArray:
-        """Return the usual energy of the steps around each: a schedule of the noise must not matter."""
-        weights = np.where(rest, self.counts, 0.0)
+    def _leveled(self) -> StepEnergies:
+        """Divide by the usual energy of the steps around each: a schedule of the noise must not matter.
+
+        Steps without scores, or with too few usual ones around them, are left out.
+        """
+        weights = np.where(self.kinds == 0, self.counts, 0.0)
         around = np.array([1.0] * _AROUND + [0.0] + [1.0] * _AROUND)
         logs = weights * np.log(np.maximum(self.means, _TINY))
-        sums, numbers = (np.convolve(one, around)[_AROUND:-_AROUND] for one in (logs, weights))
-        levels: FloatArray = np.exp(sums / np.maximum(numbers, 1.0))
-        return levels
+        sums, numbers = (np.convolve(values, around)[_AROUND:-_AROUND] for values in (logs, weights))
+        is_sure = (numbers >= _SURE_LEVEL) & (self.counts > 0)
+        levels = np.exp(sums[is_sure] / numbers[is_sure])
+        return StepEnergies(self.means[is_sure] / levels, self.counts[is_sure], self.kinds[is_sure])
 
-    def _checks(self, rest: BoolArray) -> Iterator[Check]:
+    def _checks(self) -> Iterator[Check]:
+        rest = self.kinds == 0
         found = [
             (self._p_value(self.kinds == kind, rest), kind)
             for kind in (1, 2)

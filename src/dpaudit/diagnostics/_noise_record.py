@@ -116,7 +116,7 @@ class NoiseRecord:
     @property
     def rows(self) -> npt.NDArray[np.float32]:
         """The noise of the first and last steps at the coordinates of a sketch: steps x coordinates."""
-        return self.once("rows", lambda: self.sketches.end_rows)
+        return self.once("rows", lambda: self.sketches.rows)
 
     @property
     def few_rows(self) -> npt.NDArray[np.float32]:
@@ -131,7 +131,7 @@ class NoiseRecord:
     @property
     def steps(self) -> IntArray:
         """The step number of each of :attr:`rows`."""
-        return self.sketches.end_steps
+        return self.sketches.steps
 
     @property
     def signs(self) -> npt.NDArray[np.float32]:
@@ -167,7 +167,7 @@ class NoiseRecord:
         return self.once("grid", lambda: self.formats.grid(self.rows, scaled / given))
 
     def _complete(self, rows: HeadTailBuffer) -> npt.NDArray[np.float32] | None:
-        return rows.end_rows if self.num_steps and rows.num_seen == self.num_steps else None
+        return rows.rows if self.num_steps and rows.num_seen == self.num_steps else None
 
     @property
     def release_precision(self) -> FloatArray:

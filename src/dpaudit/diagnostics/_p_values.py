@@ -25,7 +25,7 @@ SMALLEST_P_VALUE = 1e-12  # smaller p-values are not more informative
 _SEED = 0x5EED_0F_D1A6  # unlikely to be the seed of a training run
 _BLOCK = 512  # rows whose products with all others are in memory at the same time
 _HALF = 2048  # steps that are kept at each end
-END = 512  # steps at each end of these that most tests use, because their time is limited
+END = 512  # the same for most tests, because their time is limited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,18 +219,6 @@ class HeadTailBuffer:
     def rows(self) -> npt.NDArray[Any]:
         """All kept rows: steps x numbers."""
         return np.stack([*self._head, *self._tail])
-
-    @property
-    def end_steps(self) -> IntArray:
-        """The step number of each of :attr:`end_rows`."""
-        steps = self.steps
-        return np.concatenate([steps[:END], steps[END:][-END:]])
-
-    @property
-    def end_rows(self) -> npt.NDArray[Any]:
-        """The first and the last 512 of the kept rows, or all if there are fewer."""
-        kept = [*self._head, *self._tail]
-        return np.stack([*kept[:END], *kept[END:][-END:]])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for ``load_state_dict``, in few arrays, which are fast to write."""

@@ -31,7 +31,7 @@ CLAIM_PARTS = (
     "noise multiplier of an epsilon)"
 )
 _RECORDED = "the number of recorded steps"
-_SAME_RATE = 0.01  # rates derived from batches and from examples differ by less
+SAME_RATE = 0.01  # rates derived from batches and from examples differ by less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +257,7 @@ class ReadClaim:
     def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
         read = self._read().sample_rate
         claimed = self._given.overridden(given).sample_rate
-        if read is None or claimed is None or math.isclose(read, claimed, rel_tol=_SAME_RATE):
+        if read is None or claimed is None or math.isclose(read, claimed, rel_tol=SAME_RATE):
             return ()
         return (
             f"the claimed sample_rate={claimed:g} differs from the {read:g} of the training run: epsilon is "

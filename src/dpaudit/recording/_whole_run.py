@@ -260,7 +260,7 @@ class WholeRunRecorder:
         design = result.design.for_attack(partial(self._attack, _curve(claim).num_steps))
         times = self._started, now()
         result = replace(result, design=design, not_covered=self.not_covered, times=times)
-        return self._tests.join(result, tests_level, more=tests, covers_sampling=True)
+        return self._tests.join(result, tests_level, more=tests, num_done=self.num_done, covers_sampling=True)
 
     def _attack(self, num_steps: int, parameter: float) -> Attack:
         """Return the attack by these scores, which assume the claimed noise, on a run with another noise."""

@@ -8,6 +8,7 @@ given, others are followed as well, because the loop may use one of them instead
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,7 @@ from dpaudit.diagnostics import CheckResults, Finding
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.observers.opacus._lints import FrozenLints
 from dpaudit.observers.opacus._sampling import iterated_by
+from dpaudit.recording._claim_source import SAME_RATE
 
 _NO_LOADER = (
     "batches are not tested, and rows are not compared with drawn examples: pass loader=..., the loader that "
@@ -128,8 +130,11 @@ class LoaderBatches:
             self.record.draw(found[0].positions(indices), found[0].num_examples or 0)
 
     def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
-        """Return a finding if the loop uses another loader than the given one; see ``RunCheck``."""
-        del noise_multiplier, sample_rate
+        """Return a finding if the loop uses another loader than the given one; see ``RunCheck``.
+
+        One with Poisson sampling at the claimed rate is as good.
+        """
+        del noise_multiplier
         rows = self.record.step_rows[:_MAX_COMPARED]
         sizes = [size for size in rows if size is not None]
         if not self._is_given or len(sizes) < _MIN_COMPARED:
@@ -141,7 +146,7 @@ class LoaderBatches:
         ):
             return CheckResults()
         for other in self._candidates.values():
-            if other.drew(rows):
+            if other.drew(rows) and not other.is_as_claimed(sample_rate):
                 sentence = (
                     f"The loop does not use the batches of loader=: its first {len(rows)} steps have as "
                     f"many rows as batches of another loader, with {other.described}."
@@ -168,6 +173,7 @@ class _DrawingLoader:
     def __init__(self, loader: Any, sampler: Any) -> None:
         self.loader = loader
         self.is_poisson, self.is_chosen = isinstance(sampler, _POISSON), False
+        self._rate = float(getattr(sampler, "sample_rate", math.nan))
         self.drawn: deque[IntArray] = deque(maxlen=_KEPT)
         self.first_sizes: list[int] = []
         self.last_draw = 0
@@ -195,6 +201,12 @@ class _DrawingLoader:
         windows = np.lib.stride_tricks.sliding_window_view(drawn, len(rows))
         same = (windows == sizes) | ((windows == 0) & (sizes == 1)) | ~known
         return bool(same.all(axis=1).any())
+
+    def is_as_claimed(self, sample_rate: float | None) -> bool:
+        """Return whether the loader has Poisson sampling at this rate, or at any if none is claimed."""
+        if not self.is_poisson or sample_rate is None:
+            return self.is_poisson
+        return math.isclose(self._rate, sample_rate, rel_tol=SAME_RATE)
 
     @property
     def described(self) -> str:

@@ -447,5 +447,4 @@ def _norms(parts: Sequence[Tensor]) -> FloatArray:
     else:  # squares may overflow in half precision
         found = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
     first = found[0].device
-    norms: FloatArray = torch.stack([one.to(first) for one in found]).double().cpu().numpy()
-    return norms
+    return np.asarray(torch.stack([one.to(first) for one in found]).double().cpu())

@@ -407,7 +407,8 @@ class BestOf(ThresholdRule):
     def _p_value(self, found: Sequence[ThresholdResult], claimed: float) -> float:
         """Return the smallest p-value of the rules, each divided by its share of the error."""
         shared = zip(found, self.shares, strict=True)
-        return min(1.0, *(one.p_value(claimed) / share for one, share in shared if one.p_value is not None))
+        p_values = (one.p_value(claimed) / share for one, share in shared if one.p_value is not None)
+        return min([1.0, *p_values])
 
     def largest_bound(self, inference: ExactInference, counts: ErrorCounts, query: BoundQuery) -> float:
         return self.main.largest_bound(inference, counts, query)

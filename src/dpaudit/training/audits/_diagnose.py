@@ -100,7 +100,7 @@ class Diagnose(Hook):
         is_named = len(sample.leaves) == len(sizes)
         self._sizes = sizes
         self._leaves: Leaves = dict(zip(sizes, sample.leaves, strict=True)) if is_named else sample.leaves
-        self._indices: Tensor | None = torch.as_tensor(sample.indices, device=training.device)
+        self._indices = torch.as_tensor(sample.indices, device=training.device)
 
     def observe(self, step: Step) -> None:
         # a dot product is faster than the norm; the rest is computed later, with full caches
@@ -108,13 +108,12 @@ class Diagnose(Hook):
         kept = self._kept(step.noise), self._kept(step.noisy_sum)
         indices = step.indices.cpu().numpy().copy()
         self._pending.append((step.index, *kept, indices, numbers))
-        if self._is_first or self._indices is None or len(self._pending) == _PENDING:
+        if self._is_first or len(self._pending) == _PENDING:
             _, self._is_first = self.record, False
 
     def _kept(self, vector: Tensor) -> FloatArray:
         """Return the numbers at the coordinates that are kept."""
-        kept = vector if self._indices is None else vector.index_select(0, self._indices)
-        numbers: FloatArray = kept.cpu().numpy()
+        numbers: FloatArray = vector.index_select(0, self._indices).cpu().numpy()
         return numbers
 
     def diagnose(
