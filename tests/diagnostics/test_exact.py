@@ -294,3 +294,27 @@ def test_a_diagnosis_collects_the_kept_noise_once_and_forgets_it(monkeypatch):
     assert len(collected) == len(set(collected)) == 2  # the noise, and the sums
     record.observe_noise(np.full(20, 9.0), known=np.zeros(20))
     assert record.diagnose() != first
+
+
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_a_stated_periodic_schedule_of_the_noise_is_no_finding(is_stated: bool) -> None:
+    rng, tests = np.random.default_rng(3), Diagnostics()
+    for step in range(400):
+        scheduled = 1.5 + 0.5 * math.sin(2 * math.pi * step / 10)  # public, and never below the claim
+        last = 1.5 + 0.5 * math.sin(2 * math.pi * (step - 1) / 10)  # the noise moves the next gradients
+        tests.observe_noise(
+            scheduled * rng.standard_normal(40),
+            longest=last * rng.chisquare(40),
+            noise_multiplier=scheduled if is_stated else None,
+        )
+    diagnosis = tests.diagnose(0.99)
+    assert ("noise-by-batch" in [finding.name for finding in diagnosis.findings]) is not is_stated
+    assert any("noise multiplier, which changed" in gap for gap in diagnosis.not_covered) is is_stated
+
+
+def test_noise_that_follows_the_batch_at_a_constant_multiplier_is_a_finding() -> None:
+    rng, tests = np.random.default_rng(4), Diagnostics()
+    for _ in range(300):
+        longest = math.exp(0.3 * rng.standard_normal())
+        tests.observe_noise(longest * rng.standard_normal(40), longest=longest, noise_multiplier=1.0)
+    assert "noise-by-batch" in [finding.name for finding in tests.diagnose(0.99).findings]

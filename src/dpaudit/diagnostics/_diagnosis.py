@@ -32,6 +32,7 @@ _SHARED = 16.0  # squared sums over a leaf are never this many times too large b
 _SAME = 0.95  # correlation above which noise counts as repeated, not merely correlated
 _WEAK = 0.1  # correlation below which noise of low rank is a likelier cause
 _SCATTER = 1.5  # by accident, the least noise of a coordinate is below that of its leaf, but not by more
+_SCHEDULED = "whether the noise multiplier, which changed during the run, depends on the data is not tested"
 _PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
 # Causes come before their consequences: repeated or shared noise also has unusual amounts, and shuffled
 # batches also have a fixed size.
@@ -113,6 +114,7 @@ class Diagnostics:
         sum_norm: float | None = None,
         longest: float | None = None,
         num_canaries: float | None = None,
+        noise_multiplier: float | None = None,
     ) -> None:
         """Add the noise of one step: its release minus the known sum, in claimed standard deviations.
 
@@ -129,8 +131,8 @@ class Diagnostics:
         are those of the model before the step at the same coordinates, given in all steps or in none, so that
         weight decay after the noise is not mistaken for a leak. ``largest`` is the largest absolute noise
         over all coordinates of the model, in the units of the noise, and their number. The others describe
-        the step: the size of its batch, the norm of its sum, its longest gradient, and the number of canaries
-        in it.
+        the step: the size of its batch, the norm of its sum, its longest gradient, the number of canaries in
+        it, and the noise multiplier that it states, which may follow a public schedule.
         """
         self._noise.observe(
             residual,
@@ -147,6 +149,7 @@ class Diagnostics:
                 "sum_norm": sum_norm,
                 "longest": longest,
                 "num_canaries": num_canaries,
+                "noise_multiplier": noise_multiplier,
             },
         )
 
@@ -210,14 +213,15 @@ class Diagnostics:
     def _not_covered(self) -> list[str]:
         if self._noise.num_steps == 0:
             return []
-        coarse = is_coarse(self._noise)
-        if not coarse.any():
-            return []
-        where = "" if coarse.all() else f" at {100 * coarse.mean():.0f} % of the coordinates"
-        return [
-            f"The release is in low precision{where}, which hides whether the noise was drawn on a lattice "
-            "or from a table: ties are not tested there."
-        ]
+        coarse, stated = is_coarse(self._noise), np.asarray(self._noise.covariates["noise_multiplier"])
+        gaps = [_SCHEDULED] if np.ptp(stated) > 0 else []  # NaN if a step states none
+        if coarse.any():
+            where = "" if coarse.all() else f" at {100 * coarse.mean():.0f} % of the coordinates"
+            gaps.append(
+                f"The release is in low precision{where}, which hides whether the noise was drawn on a "
+                "lattice or from a table: ties are not tested there."
+            )
+        return gaps
 
     def _notes(self, noise: Amount | None) -> list[str]:
         notes = []

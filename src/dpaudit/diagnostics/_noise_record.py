@@ -20,8 +20,8 @@ from dpaudit.diagnostics._p_values import END, RESOLUTION, HeadTailBuffer, sure_
 from dpaudit.errors import InputError, quoted
 
 _Array = TypeVar("_Array")
-COVARIATES = ("batch_size", "sum_norm", "longest", "num_canaries")
-"""Numbers of a step on which its noise must not depend."""
+COVARIATES = ("batch_size", "sum_norm", "longest", "num_canaries", "noise_multiplier")
+"""Numbers of a step on which its noise must not depend, except for the noise multiplier that it states."""
 FEW_COORDINATES = 128
 """Coordinates that are kept for more steps, because equal noise needs few of them to be recognized."""
 # attributes of a record that its state holds unchanged

@@ -219,6 +219,7 @@ class OpacusObserver:
             batch_size=None if own is None else float(own.rows),
             longest=None if own is None else own.longest,
             num_canaries=float(np.count_nonzero(step.present)),
+            noise_multiplier=step.noise_multiplier,
             **self._of_all_coordinates(released, divisor, step.total),
         )
 
