@@ -1,6 +1,7 @@
 """Observers besides that of Opacus check sums and batches too, or say that they do not."""
 
 import io
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -149,7 +150,7 @@ def test_what_tests_of_rows_assume_is_part_of_the_result():
     assert rows_of(batches, None).assumptions == ()
     scores = dpaudit.Observations.from_presence(rng.standard_normal(900), rng.random(900) < 0.5)
     result = dpaudit.audit(scores, claim=dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=DELTA))
-    result = result.joined(Diagnosis.of((), confidence=0.99).joined(found))
+    result = replace(result, diagnosis=Diagnosis.of((), confidence=0.99).joined(found))
     run, screen = Run.of(result, name=""), Console(file=io.StringIO(), width=400)
     print_result(screen, result.to_dict())
     for shown in (result, result.diagnosis, screen.file.getvalue(), run.assumptions):

@@ -57,7 +57,7 @@ _TAILED = 100  # below this size, scores show too little of their tails to spend
 _MANY = 50  # from this size on, bands beat a held-out part where the threshold matters
 _GIVEN = "the threshold for the counts was chosen before seeing the data"
 _ONLY_SCORES = "where the scores come from is not tested: neither the noise nor the sampling nor the code"
-_DEPENDENT = "no estimate: the scores of one run may be dependent"
+_DEPENDENT = "The scores of one run may be dependent, which an estimate of the noise does not account for."
 _MOST_GUESSES = 100_000  # the bound on them takes a minute
 _SAME_DATA = "the error rate is unknown: the threshold was chosen on the counted data"
 

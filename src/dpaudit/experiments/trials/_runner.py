@@ -217,4 +217,4 @@ def _observations(scores: Mapping[int, float], failures: Mapping[int, str]) -> O
         return None
     from dpaudit.stats import Observations  # noqa: PLC0415
 
-    return Observations(with_canary=values[present], without_canary=values[~present])
+    return Observations(with_canary=values[present], without_canary=values[~present], scores_of="run")

@@ -84,7 +84,11 @@ class FirstSteps(Figure):
         rows = []
         for number in work.settings["first"]:
             first = Observations.from_presence(
-                scores[:number], present[:number], normalized=True, paired=key["mode"] == _PAPERS
+                scores[:number],
+                present[:number],
+                normalized=True,
+                paired=key["mode"] == _PAPERS,
+                scores_of="step",
             )
             rows += [
                 {"steps": number, **_bound(first, claim, *method)} for method in _METHODS[str(key["mode"])]
