@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
@@ -29,6 +30,8 @@ _MIN_SCORES_EACH = 4  # the same for canaries that share an estimate of the vari
 _ROUNDING = 1e-2  # in clipping norms: tolerance for a step without noise
 _ALMOST_CERTAIN = 1 - 1e-6  # above that of an audit, also of one of a thousand tests with 95 % together
 _CERTAIN = 10.0  # standard errors
+_SHIFTED = 3.5  # standard errors: fewer than those of a finding
+_UNLIKELY = 1e-4  # p-value, smaller for noise that was drawn independently in all steps
 _MOST = 0.2  # of the squared mean of the noise: 0.28 if layers are clipped, 1 / size if noise repeats itself
 _SAFETY = 4.0  # margin for other orders of summation and for the rounding of clipping
 
@@ -148,6 +151,9 @@ class Residuals:
 class UnknownSumError(InputError):
     """A step sums something other than clipped gradients."""
 
+    is_small = False
+    """Whether it differs by so little that it may be due to clipping that is correct."""
+
 
 class SumOfOthers:
     """The sum of the other gradients, ``total``, as the claim describes it; steps show whether it is theirs.
@@ -183,6 +189,27 @@ class SumOfOthers:
                 "clipped or clipped to another norm, or is the sum or the noisy sum clipped again, or "
                 "divided? Pass gradients of zeros instead, which no clipping changes."
             )
+
+    def require_unshifted(self) -> None:
+        """Raise if the same vector seems to be added in all steps: the noise and past sums would share it.
+
+        Clipping by layer or to a slightly smaller norm adds one, because all steps sum the same gradients.
+        """
+        count = len(self._along)
+        if not self.total.any() or count < _MIN_SCORES:
+            return
+        mean, error = float(np.mean(self._along)), float(np.std(self._along)) / math.sqrt(count)
+        squared = float(self._mean_sum @ self._mean_sum) / count**2
+        variance = (self._energy / count - squared) / (count - 1)  # of the mean, in all coordinates together
+        scaled = squared * self.total.size / variance if variance > 0 else math.inf
+        if abs(mean) > _SHIFTED * error or special.gammaincc(self.total.size / 2, scaled / 2) < _UNLIKELY:
+            off = math.sqrt(max(squared - variance, 0.0)) / self._norm
+            problem = UnknownSumError(
+                "Expected the step to release the sum of the clipped gradients plus noise, got a sum that "
+                f"seems to differ by {off:.2g} clipping norms."
+            )
+            problem.is_small = True
+            raise problem
 
     def _off_along(self) -> float:
         """Return the mean of the noise in clipping norms, if it is that of a multiple of the sum; else 0."""

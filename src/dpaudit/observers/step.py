@@ -79,15 +79,15 @@ def observe_step(
 
     ``step`` takes per-example gradients (examples x parameters, in NumPy, torch or JAX) and returns a
     gradient: the noisy sum of the clipped gradients, or that sum divided by ``batch_size`` if given.
-    ``gradients`` belong to the other examples; zeros, or no rows at all, reveal the most, because the sum
-    of other gradients is known only if they are clipped correctly. If it is not, all steps are run again with
-    zeros, and an error is raised unless they refute the claim. The number of rows varies with the coins,
-    and canaries are at random positions among them. Rows of zeros are added in every second step or so,
-    so that a sum that depends on the number of rows is detected. By default there are 64 canaries, or half as
-    many as there are parameters if those are fewer. The claim may be about a single step or about a training
-    run of such steps. ``leaves`` are the sizes of the parameter tensors in a gradient, optionally by name,
-    for the tests of the noise. Bound and tests share the error rate of ``confidence``; with ``tests=False``
-    nothing but the scores is tested, and the bound has all of it.
+    ``gradients`` belong to the other examples; zeros, or no rows at all, reveal the most, because the sum of
+    other gradients is known only if they are clipped as usual. If it is not, all steps are run again with
+    zeros; if it is far from known, an error is raised unless they refute the claim. The number of rows varies
+    with the coins, and canaries are at random positions among them. Rows of zeros are added in every second
+    step or so, so that a sum that depends on the number of rows is detected. By default there are 64
+    canaries, or half as many as there are parameters if those are fewer. The claim may be about a single step
+    or about a training run of such steps. ``leaves`` are the sizes of the parameter tensors in a gradient,
+    optionally by name, for the tests of the noise. Bound and tests share the error rate of ``confidence``;
+    with ``tests=False`` nothing but the scores is tested, and the bound has all of it.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -133,9 +133,9 @@ def observe_step(
 
     try:
         return observed(gradients, _NO_BATCHES)
-    except UnknownSumError:
+    except UnknownSumError as error:
         recorder = observed(0 * gradients, OTHERS_REPLACED)
-        if not is_refuted(recorder):
+        if not (error.is_small or is_refuted(recorder)):
             raise
         return recorder
 
@@ -215,6 +215,7 @@ def _run_steps(
     if not draws.canary.moving:
         recorded = recorder.state_dict()
         others.require_known(recorded["scores"], recorded["present"], draws.canary.num_variants)
+    others.require_unshifted()
     return recorder
 
 
