@@ -303,7 +303,8 @@ def test_a_figure_shows_the_recorded_series_axes_and_tables(name: str, folder: P
 
 def test_the_bound_from_the_first_steps_is_composed_over_all_steps() -> None:
     claim = Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=100, delta=1e-5)
-    first = Observations(with_canary=[1.0] * 90 + [0.0] * 10, without_canary=[0.0] * 90 + [1.0] * 10)
+    sides = [1.0] * 90 + [0.0] * 10, [0.0] * 90 + [1.0] * 10
+    first = Observations(with_canary=sides[0], without_canary=sides[1], scores_of="step")
     method: Any = {"inference": JointExact(), "threshold": Fixed(0.5)}
     found = audit(first, claim=claim, tradeoff=Gaussian(), **method)
     row = _bound(first, claim, "f-DP(joint)", **method)

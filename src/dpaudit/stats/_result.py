@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -123,13 +124,15 @@ class Result:
         rate, and 1 if not even half is enough. Not resolved below 1e-12 for counts. Computed lazily.
         """
         level = 1 - self.confidence
-        found = [self._bound_p_value * level / (1 - self.bound.confidence)]
+        smallest = min(1.0, self._bound_p_value * level / (1 - self.bound.confidence))
         if self.diagnosis is not None:
-            share = (1 - self.diagnosis.confidence) / level
+            tested = {check.name for check in self.diagnosis.checks}
+            if any(finding.name not in tested for finding in self.findings):
+                return 0.0
             adjusted = holm([check.p_value for check in self.diagnosis.checks]).min(initial=1.0)
-            found += [adjusted / share, *(one.adjusted / share for one in self.findings)]
+            smallest = min(smallest, adjusted * level / (1 - self.diagnosis.confidence))
+        smallest = max(smallest, sys.float_info.min)  # only facts have 0
         # roots are found with a tolerance, which must not contradict the verdict
-        smallest = min(1.0, *found)
         return min(smallest, level) if self.refuted else max(smallest, math.nextafter(level, 1.0))
 
     @property
