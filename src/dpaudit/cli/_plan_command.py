@@ -82,9 +82,13 @@ class PlanResult:
 
     @property
     def is_found(self) -> bool:
-        """Whether any method detects the leak, or this size twice the claimed epsilon."""
-        sizes = any(plan.num_observations is not None for plan in self.plans)
-        return sizes or any(self._is_powered(one.leak) for one in self.leaks)
+        """Whether any method detects the leak, or the default one twice the claimed epsilon at this size."""
+        if self.plans:
+            return any(plan.num_observations is not None for plan in self.plans)
+        by_default = [
+            row for row in self.leaks if isinstance(row.inference, Betting) == (row.num_canaries > 1)
+        ]
+        return any(self._is_powered(row.leak) for row in by_default or self.leaks)
 
     def _is_powered(self, leak: Power) -> bool:
         parameter = self.claim.hypothesis(None).parameter
@@ -325,8 +329,9 @@ def plan(
     The attack is assumed to be the best one that the mechanism allows, with the
     threshold at the midpoint of the scores.
 
-    Exit status: 0 if a method detects the leak, or a size twice the claimed
-    epsilon, 2 for bad input, 3 if none does within 10 million observations.
+    Exit status: 0 if a method detects the leak within 10 million observations, or
+    the default method twice the claimed epsilon at a given size; 2 for bad input;
+    3 otherwise.
     """
     claimed = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
     options = PlanOptions(
