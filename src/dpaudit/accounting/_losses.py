@@ -7,7 +7,7 @@ Python loop, and its import alone takes longer than an audit.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, TypeAlias
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from scipy import fft, special
 
 from dpaudit._types import FloatArray
+from dpaudit.stats._rootfinding import falling_root
 
 _TAIL = float(special.ndtri(0.5 * math.exp(-50)))  # where dp-accounting truncates the noise of a step
 _RISING = 1e-7  # by how much deltas may rise: more than their rounding errors
@@ -34,9 +35,11 @@ _INNER = -20.0  # logarithm of weights below which terms are computed by their l
 _MOST_TERMS = 200_000  # of the integrals that are computed at once
 _MOST_POINTS = 1 << 12
 _NEGLIGIBLE, _OMITTED = -30.0, -60.0  # logarithms of shares of a moment
-_MOST_NEWTON, _MOST_ROUNDS = 100, 12
+_MOST_ROUNDS = 12
 _MOST_PHASE = 500.0  # of the terms around a saddle point; beyond, a smaller one needs fewer points
+_OTHER_PATH = 0.9  # where another path starts, over the saddle point
 _PRECISION, _PRECISION_OF_EPSILON = 1e-15, 1e-10
+_LEAST_EPSILON, _LARGEST_EPSILON = 1e-20, 1e9
 _CONTOUR_DELTAS = 1e-12, 1e-9, 1e-6, 1e-4, 1e-2, 0.3
 
 ComplexArray: TypeAlias = npt.NDArray[np.complex128]
@@ -304,37 +307,40 @@ class _Contour:
     points: ComplexArray
     log_terms: ComplexArray
     precision: FloatArray  # relative errors of the terms by rounding
+    other: _Contour | None = None  # half as many points of another path
 
-    def delta(self, epsilon: float) -> tuple[float, float, float]:
-        """Return delta, its derivative, and a bound on the error of delta.
+    def terms(self, epsilons: FloatArray) -> ComplexArray:
+        return np.asarray(np.exp(self.log_terms - np.multiply.outer(epsilons, self.points)))
 
-        The rule of trapezoids converges exponentially, so the difference to half of the points is far more
-        than its error.
+    def deltas(self, epsilons: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return delta, its derivative, and a bound on the error of delta, at each epsilon.
+
+        The integral is the same on every path, and the rule of trapezoids converges exponentially. So the
+        difference to half as many points of another path is far more than the error.
         """
-        terms = np.exp(self.log_terms - self.points * epsilon)
-        sizes = np.abs(terms)
-        total, half = float(terms.real.sum()), float(2 * terms[::2].real.sum())
-        rounding = float(sizes @ (self.precision + _PRECISION * np.abs(self.points) * epsilon))
-        error = abs(total - half) + rounding + sizes.size * float(sizes[-1])
-        return total, -float((terms * self.points).real.sum()), error
+        terms = self.terms(epsilons)
+        total, sizes = terms.real.sum(axis=-1), np.abs(terms)
+        error = sizes @ self.precision + _PRECISION * epsilons * (sizes @ np.abs(self.points))
+        error += len(self.points) * sizes[..., -1]
+        if self.other is not None:
+            error += np.abs(total - self.other.terms(epsilons).real.sum(axis=-1))
+        return total, -(terms @ self.points).real, error
+
+    def error(self, epsilon: float) -> float:
+        return float(self.deltas(np.asarray(epsilon))[2])
 
     def epsilon(self, delta: float, start: float, most: float) -> float:
-        """Return where delta has this value, at least 0 and at most ``most``, by Newton's method."""
-        low, high, epsilon = -1.0, most, min(start, most)  # -1 stands for 0, not yet tried
-        for _ in range(_MOST_NEWTON):
-            value, slope, _ = self.delta(epsilon)
-            if value <= delta and epsilon == 0:
-                return 0.0
-            low, high = (epsilon, high) if value > delta else (low, epsilon)
-            ahead = -1.0
-            if value > 0 > slope:
-                ahead = max(epsilon - math.log(value / delta) * value / slope, 0.0)
-            if abs(ahead - epsilon) <= _PRECISION_OF_EPSILON * ahead:
-                return ahead
-            if not low < ahead < high:
-                ahead = (max(low, 0.0) + high) / 2 if high < math.inf else 2 * low + 1.0
-            epsilon = ahead
-        return epsilon
+        """Return where delta has this value, at least 0 and at most ``most``."""
+        low, high = (math.log(end) for end in (_LEAST_EPSILON, min(most, _LARGEST_EPSILON)))
+
+        def excess(log_epsilon: float) -> tuple[float, float]:
+            value, slope, _ = self.deltas(np.exp(log_epsilon))
+            if not 0 < value < math.inf:  # terms overflow only far below the root
+                return (-1.0 if value <= 0 else 1.0), 0.0
+            return math.log(value / delta), float(slope / value * math.exp(log_epsilon))
+
+        root = falling_root(excess, math.log(max(start, _LEAST_EPSILON)), low, high, _PRECISION_OF_EPSILON)
+        return math.exp(root) if root > low + 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -356,7 +362,7 @@ class TiltedLosses:
         return self._epsilon(delta, -1)
 
     def epsilon_below(self, delta: float) -> float:
-        """Return a lower bound on epsilon at ``delta``; 0 if none was found."""
+        """Return a lower bound on epsilon at ``delta``, NaN if none was found."""
         return self._epsilon(delta, 1)
 
     @property
@@ -368,21 +374,21 @@ class TiltedLosses:
 
     def deltas(self, epsilons: FloatArray) -> FloatArray:
         """Return upper bounds on delta at each epsilon: the least of those of several contours."""
-        contours = [self._contour(delta)[0] for delta in _CONTOUR_DELTAS]
-        bounds = [
-            [np.add(*contour.delta(epsilon)[::2]) for contour in contours] for epsilon in epsilons.tolist()
-        ]
-        return np.minimum.accumulate(np.clip(np.min(bounds, axis=1), 0.0, 1.0))
+        bounds = [np.ones_like(epsilons)]
+        with np.errstate(over="ignore", invalid="ignore"):  # far from the epsilon of a contour
+            for delta in _CONTOUR_DELTAS:
+                values, _, errors = self._contour(delta)[0].deltas(epsilons)
+                bounds.append(np.maximum(values, 0.0) + errors)
+        return np.minimum.accumulate(np.fmin.reduce(bounds))
 
     def _epsilon(self, delta: float, side: int) -> float:
         contour, near = self._contour(delta)
-        epsilon = contour.epsilon(delta, near, self.largest)
-        error = 2 * contour.delta(epsilon)[2]
-        if not error < delta / 4:
-            return self.largest if side < 0 else 0.0
-        return contour.epsilon(delta + side * error, epsilon, self.largest) * (
-            1 - side * 10 * _PRECISION_OF_EPSILON
-        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = 2 * contour.error(near)
+            if not error < delta / 4:
+                return self.largest if side < 0 else math.nan
+            epsilon = contour.epsilon(delta + side * error, near, self.largest)
+        return epsilon * (1 - side * 10 * _PRECISION_OF_EPSILON)
 
     @lru_cache(maxsize=64)  # noqa: B019  # equal runs share their contours
     def _contour(self, delta: float) -> tuple[_Contour, float]:
@@ -394,10 +400,12 @@ class TiltedLosses:
             for _ in range(_MOST_ROUNDS):
                 end = _first_below(probes, epsilon, math.log(delta) - 25)
                 size = 2 * math.ceil(end / spacing / 2)
-                contour = self._terms(saddle, np.linspace(0.0, end, size + 1))
+                positions = np.linspace(0.0, end, size + 1)
+                other = self._terms(_OTHER_PATH * saddle, positions[::2])
+                contour = replace(self._terms(saddle, positions), other=other)
                 epsilon = contour.epsilon(delta, epsilon, self.largest)
                 is_long_enough = _first_below(probes, epsilon, math.log(delta) - 20) <= end
-                is_fine_enough = contour.delta(epsilon)[2] <= 1e-6 * delta
+                is_fine_enough = contour.error(epsilon) <= 1e-6 * delta
                 if (is_long_enough and is_fine_enough) or size > _MOST_POINTS:
                     break
                 spacing /= 2 if is_long_enough else 1

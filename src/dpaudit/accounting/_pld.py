@@ -15,6 +15,7 @@ from dpaudit.errors import InputError
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
 _FINE = 1e-3
+_COARSEST = 4  # intervals per spread of a step at which epsilon is off by half a percent
 _ROUNDING_MASS = 4e-14  # rounding error of delta, over the mass that all steps may gain by it
 _ROUNDING = 1e-5  # the relative error of epsilon from truncating tails at delta = 1e-10
 _NEGLIGIBLE = 1e-6  # relative error of delta that changes epsilon by less than its own rounding
@@ -46,25 +47,22 @@ def composed(
 def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> float | None:
     """Return the discretization interval: 1e-3, less for steps with small spread, more for a large epsilon.
 
-    It is at most a twentieth of a step's spread. The error of dp-accounting's "connect the dots" grows with
+    It is a twentieth of a step's spread or less, more if rounding errors do not allow for that, and None if
+    even a fourth is too little. The error of dp-accounting's "connect the dots" grows with
     interval^2 x steps. Epsilon is estimated by the central limit theorem, or from the largest loss of a step
-    if that is smaller. None if rounding errors do not allow for such an interval.
+    if that is smaller.
     """
     mu = 1 / noise_multiplier
     loss = mu**2 / 2 + 10 * mu
     largest = num_steps * (loss + math.log(sample_rate + (1 - sample_rate) * math.exp(-loss)))
     total = sample_rate * math.sqrt(num_steps * math.expm1(min(mu**2, 100.0)))
     epsilon = min(total**2 / 2 + 4 * total, largest)
-    interval = min(max(_FINE, epsilon * 6e-5), _spread(noise_multiplier, sample_rate) / 20)
+    spread = sample_rate * (mu + mu**2 / 2)  # about the standard deviation of the privacy loss of a step
     # rounding errors of delta become masses, of about 2e-16 / interval at each loss of each step
     total_range = max(largest, 0.0) - num_steps * math.log1p(-min(sample_rate, 0.5))
-    return interval if interval > 2 * math.sqrt(_ROUNDING_MASS * total_range) else None
-
-
-def _spread(noise_multiplier: float, sample_rate: float) -> float:
-    """Return about the standard deviation of the privacy loss of a step."""
-    mu = 1 / noise_multiplier
-    return sample_rate * (mu + mu**2 / 2)
+    least = 2 * math.sqrt(_ROUNDING_MASS * total_range)
+    interval = max(min(max(_FINE, epsilon * 6e-5), spread / 20), least)
+    return interval if interval <= spread / _COARSEST else None
 
 
 @lru_cache(maxsize=4096)
