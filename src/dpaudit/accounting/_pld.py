@@ -20,6 +20,7 @@ _ROUNDING_MASS = 4e-14  # rounding error of delta, over the mass that all steps 
 _ROUNDING = 1e-5  # the relative error of epsilon from truncating tails at delta = 1e-10
 _NEGLIGIBLE = 1e-6  # relative error of delta that changes epsilon by less than its own rounding
 _TOLERABLE = 1e-2  # the largest relative error of delta by rounding
+_LEAST_NOISE = 0.05  # contours take seconds for less noise, which has a larger epsilon
 _NUM_LINES = 200  # each line costs a pass over the privacy loss distribution
 
 
@@ -81,8 +82,12 @@ def _larger_epsilon(directions: Iterable[LossDistribution | TiltedLosses], delta
 
 @lru_cache(maxsize=4096)
 def _removal_epsilon(noise: float, sample_rate: float, num_steps: int, delta: float, finer: float) -> float:
-    """Return the same if an example is removed, which takes half of the time and is rarely smaller."""
-    return _composed(noise, sample_rate, num_steps, finer, is_removed=True).epsilon(delta)
+    """Return the same if an example is removed, which takes half of the time and is rarely smaller.
+
+    It is infinity if there is no grid, or if its truncated tail has more mass than delta.
+    """
+    losses = _composed(noise, sample_rate, num_steps, finer, is_removed=True)
+    return losses.epsilon(delta) if isinstance(losses, LossDistribution) else math.inf
 
 
 def epsilon_above(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
@@ -117,20 +122,20 @@ def epsilon_near(noise: float, sample_rate: float, num_steps: int, delta: float)
 
 
 def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Return a lower bound on epsilon at ``delta``.
+    """Return a lower bound on epsilon at ``delta``, NaN if none was found.
 
     The discretization errs upwards by an amount that falls to a quarter when the interval is halved. The
     truth is below the finer value by a third of the last improvement; here all of it is subtracted. One of
     the two directions is enough: epsilon is the larger one of both.
     """
     rounding = _rounding_of_delta(num_steps, delta)
-    if rounding > _TOLERABLE * delta or _interval(noise, sample_rate, num_steps) is None:
-        return TiltedLosses(noise, sample_rate, num_steps, is_removed=True).epsilon_below(delta)
-    coarse = _removal_epsilon(noise, sample_rate, num_steps, delta + rounding, 1)
-    fine = _removal_epsilon(noise, sample_rate, num_steps, delta + rounding, 2)
-    if math.isinf(fine):  # the truncated tail has more mass than delta: no lower bound is known
-        return 0.0
-    return max(fine * (1 - _ROUNDING) - abs(coarse - fine), 0.0)
+    if rounding <= _TOLERABLE * delta:
+        coarse = _removal_epsilon(noise, sample_rate, num_steps, delta + rounding, 1)
+        fine = _removal_epsilon(noise, sample_rate, num_steps, delta + rounding, 2)
+        if max(coarse, fine) < math.inf:
+            return max(fine * (1 - _ROUNDING) - abs(coarse - fine), 0.0)
+    tilted = TiltedLosses(max(noise, _LEAST_NOISE), sample_rate, num_steps, is_removed=True)
+    return tilted.epsilon_below(delta)
 
 
 def event_curve(event: Any, delta: float) -> PiecewiseLinear:
