@@ -15,7 +15,8 @@ from dpaudit.errors import InputError
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
 _FINE = 1e-3
-_COARSEST = 4  # intervals per spread of a step at which epsilon is off by half a percent
+# intervals per spread of a step; with 4 to 5.5, claims were off by up to 0.4 %, bounds 0.8 %, curves 1.6 %
+_COARSEST = 4
 _ROUNDING_MASS = 4e-14  # rounding error of delta, over the mass that all steps may gain by it
 _ROUNDING = 1e-5  # the relative error of epsilon from truncating tails at delta = 1e-10
 _NEGLIGIBLE = 1e-6  # relative error of delta that changes epsilon by less than its own rounding
