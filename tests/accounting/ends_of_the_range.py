@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mpmath
+import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import special
 
@@ -135,6 +136,13 @@ def on_a_grid(noise: float, rate: float, steps: int, delta: float, interval: flo
         for size in (interval, interval / 2)
     )
     return fine - abs(coarse - fine), fine
+
+
+def random_setting(seed: int) -> tuple[float, float, int, float]:
+    """Draw a setting from the range in which a grid is exact, evenly in logarithms."""
+    ends = np.log10([[0.3, 1e-3, 1, 1e-8], [50, 1, 10**4, 0.1]])
+    noise, rate, steps, delta = (10 ** np.random.default_rng(seed).uniform(*ends)).tolist()
+    return noise, rate, int(steps), delta
 
 
 def main() -> None:

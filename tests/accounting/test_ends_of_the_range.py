@@ -3,13 +3,14 @@
 import json
 import math
 import warnings
+from dataclasses import replace
 
 import ends_of_the_range
 import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.accounting import _pld
+from dpaudit.accounting import _epsilon, _pld
 from dpaudit.accounting._losses import TiltedLosses
 
 ROWS = json.loads(ends_of_the_range.PATH.read_text())
@@ -47,6 +48,41 @@ def test_the_table_holds_what_the_slow_integral_says():
         [row] = [row for row in ROWS if tuple(row["setting"]) == setting]
         found = ends_of_the_range.inverted(*setting, ends_of_the_range.INVERTED[setting])
         assert found == pytest.approx((row["low"], row["high"]), rel=1e-12)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100))
+def test_contours_and_bounds_agree_with_a_grid_in_random_settings(seed):
+    noise, rate, steps, delta = setting = ends_of_the_range.random_setting(seed)
+    interval = max(min(1e-3, rate * (1 / noise + 0.5 / noise**2) / 20), 3e-6)
+    low, high = ends_of_the_range.on_a_grid(*setting, interval)
+    removed, added = (TiltedLosses(noise, rate, steps, is_removed) for is_removed in (True, False))
+    room = 1e-5 * high + 1e-9  # the grid truncates tails too
+    for below, above in (
+        (removed.epsilon_below(delta), max(removed.epsilon(delta), added.epsilon(delta))),
+        (_pld.epsilon_below(*setting), _pld.epsilon_above(*setting)),
+    ):
+        assert below <= high + room
+        assert above >= low - room
+        assert above - below <= 0.02 * above + 1e-9
+
+
+def test_a_bound_without_an_epsilon_is_refused_in_a_sentence(monkeypatch):
+    """It was silently 0."""
+    missing = _pld.epsilon_below(1.0, 1e-5, 1, 1e-28)
+    assert math.isnan(missing)
+    monkeypatch.setattr(_epsilon, "epsilon_below", lambda *_: missing)  # for all nodes that are computed
+    with pytest.raises(dpaudit.InputError, match=r"got delta=1e-28 for sample_rate=1e-05 and num_steps=1:"):
+        dpaudit.training_epsilon(1.0, 1e-5, 1, 1e-28)
+
+
+def test_a_path_with_wrong_terms_is_noticed():
+    """Half of the points of the same path have the same error."""
+    losses = TiltedLosses(0.6, 1e-4, 10**5, is_removed=True)
+    contour, epsilon = losses._contour(1e-5)
+    assert contour.error(epsilon) < 1e-5 * 1e-5
+    wrong = replace(contour, log_terms=contour.log_terms + 0.01)
+    assert wrong.error(epsilon) > 0.009 * 1e-5
 
 
 @pytest.mark.parametrize(

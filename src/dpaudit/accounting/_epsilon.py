@@ -46,7 +46,13 @@ def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float
         return 0.0
     if _validate.delta(delta) == 0 or math.isinf(mu):
         return math.inf
-    return _table(rate, steps, delta).epsilon(min(mu, _LEAKIEST))
+    epsilon = _table(rate, steps, delta).epsilon(min(mu, _LEAKIEST))
+    if math.isnan(epsilon):
+        raise InputError(
+            f"Expected a delta at which the epsilon of a bound can be computed, got delta={delta:g} for "
+            f"sample_rate={rate:g} and num_steps={steps}: choose a larger delta."
+        )
+    return epsilon
 
 
 def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, delta: float) -> float:
@@ -124,11 +130,11 @@ class _EpsilonTable:
             self._fill(node + finer[0], tuple(finer), end)
 
     def _smooth_values(self, first: int, stride: int) -> FloatArray | None:
-        """Return six neighboring values; None if a cubic does not fit, because of a kink or a zero."""
+        """Return six neighboring values; None if no cubic fits, because of a kink, a zero or a NaN."""
         values = np.asarray([self._at(first + i * stride) for i in range(6)])
-        if values[0] <= 0 or np.abs(np.diff(np.log(values), 3)).max() > _SMOOTH:
-            return None
-        return values
+        if values.min() > 0 and np.abs(np.diff(np.log(values), 3)).max() <= _SMOOTH:  # not if one is NaN
+            return values
+        return None
 
     def _at(self, index: int) -> float:
         if index not in self._known:

@@ -7,15 +7,16 @@ Python loop, and its import alone takes longer than an audit.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from scipy import fft, special
 
 from dpaudit._types import FloatArray
+from dpaudit.accounting._log_ratios import ComplexArray, StepMoments, power
+from dpaudit.stats._rootfinding import falling_root
 
 _TAIL = float(special.ndtri(0.5 * math.exp(-50)))  # where dp-accounting truncates the noise of a step
 _RISING = 1e-7  # by how much deltas may rise: more than their rounding errors
@@ -26,20 +27,14 @@ _BLOCK = 128  # losses in a row of the matrix of which moments are computed
 _MOST_LOSSES = 1_000_000
 _MOST_EXPONENT = 700.0
 # of integrals along paths in the complex plane: measured against integrals with 30 digits
-_DEVIATIONS = 10.0  # of the noise of a step around its mean, beyond which it has a mass below 1e-23
-_HEIGHT = 1.5, 0.75  # angles of likelihood ratios if an example is removed or added; they vanish at pi
-_RISE = 0.3  # the largest slope of the path of the noise
-_BEND = 0.4  # slope of the path of the order of the moments, over that
-_INNER = -20.0  # logarithm of weights below which terms are computed by their logarithms
-_MOST_TERMS = 200_000  # of the integrals that are computed at once
+_BEND = 0.4  # slope of the path of the order of the moments, over that of the path of the noise
 _MOST_POINTS = 1 << 12
-_NEGLIGIBLE, _OMITTED = -30.0, -60.0  # logarithms of shares of a moment
-_MOST_NEWTON, _MOST_ROUNDS = 100, 12
+_MOST_ROUNDS = 12
 _MOST_PHASE = 500.0  # of the terms around a saddle point; beyond, a smaller one needs fewer points
+_OTHER_PATH = 0.9  # where another path starts, over the saddle point
 _PRECISION, _PRECISION_OF_EPSILON = 1e-15, 1e-10
+_LEAST_EPSILON, _LARGEST_EPSILON = 1e-20, 1e9
 _CONTOUR_DELTAS = 1e-12, 1e-9, 1e-6, 1e-4, 1e-2, 0.3
-
-ComplexArray: TypeAlias = npt.NDArray[np.complex128]
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,8 +178,6 @@ def _connect_dots(deltas: FloatArray, interval: float) -> FloatArray:
 
     Doroshenko et al. 2022, https://arxiv.org/abs/2207.04380, Algorithm 1.
     """
-    if deltas.size == 1:
-        return 1 - deltas
     falls = -np.diff(deltas) / math.expm1(interval)
     probs = np.concatenate([[1 - deltas[0]], math.exp(interval) * falls])
     probs[:-1] -= falls
@@ -216,87 +209,6 @@ def _sum_range(probs: FloatArray, num_steps: int) -> tuple[int, int]:
     return lower, upper
 
 
-def power(values: npt.NDArray[np.complex128], exponent: int) -> npt.NDArray[np.complex128]:
-    """Return the power by repeated squaring, in a tenth of the time of ``values**exponent``."""
-    total, square = np.ones_like(values), values
-    while True:
-        if exponent % 2:
-            total *= square
-        exponent //= 2
-        if not exponent:
-            return total
-        square = square * square
-
-
-@dataclass(frozen=True, eq=False)
-class _StepMoments:
-    """Nodes of the integral E[e^(a L)] over the noise of a step, with its log-likelihood ratio L.
-
-    The path of integration is above the real axis, and rises where an example that is included dominates the
-    ratio, so that e^(a L) does not oscillate if a is large and imaginary.
-    """
-
-    order: float
-    ratios: ComplexArray
-    log_weights: ComplexArray
-    excess: complex  # the integral of e^L - 1, which is 0 up to rounding
-    reach: float  # the largest |L| that matters
-    rise: float  # slope of the path
-
-    @classmethod
-    def of(cls, noise: float, sample_rate: float, num_steps: int, order: float) -> _StepMoments:
-        height = min(_HEIGHT[order < 0], 1 / noise)
-        spacing = min(0.25, height * noise / 12)
-        peak = max(order, 1.0) / noise  # of the noise of a step that includes the example, times e^(a L)
-        normal = np.arange(-_DEVIATIONS, _DEVIATIONS + peak, spacing)
-        inside, outside = math.log(sample_rate), math.log1p(-min(sample_rate, 1 - 1e-16))
-        real = np.logaddexp(outside, inside + normal / noise - 0.5 / noise**2)
-        log_masses = real * [[max(order, 1.0)], [order]] - normal**2 / 2 + math.log(num_steps)
-        real, normal = (
-            values[: np.flatnonzero(log_masses[0] > _OMITTED)[-1] + 1] for values in (real, normal)
-        )
-        reach = float(np.abs(real[log_masses[1, : real.size] > _NEGLIGIBLE]).max())
-        # from here on the ratio is mainly that of an example that is included
-        turn = 0.5 / noise + noise * (outside - inside)
-        past = normal - max(turn, 3.0)
-        rise = min(_RISE, 10 * _RISE / max(peak - max(turn, 3.0), 1.0))
-        root = np.hypot(past, min(noise, 1.0))
-        path = normal + 1j * (height * noise + rise * (root + past) / 2)
-        direction = 1 + 0.5j * rise * (1 + past / root)
-        log_weights = np.log(direction * spacing / math.sqrt(2 * math.pi)) - path**2 / 2
-        exponents = path / noise - 0.5 / noise**2
-        early, late = np.split(exponents, [np.searchsorted(normal, turn)])
-        late_ratios = late + inside + special.log1p(np.exp(outside - inside - late))
-        ratios = np.concatenate([special.log1p(sample_rate * np.expm1(early)), late_ratios])
-        excess = sample_rate * (np.exp(exponents + log_weights) - np.exp(log_weights)).sum()
-        return cls(order, ratios, log_weights, complex(excess), reach, rise)
-
-    def logs(self, orders: ComplexArray) -> ComplexArray:
-        """Return ln E[e^(a L)] for each a, without the part of first order, in which large terms cancel."""
-        weights, is_inner = np.exp(self.log_weights), self.log_weights.real > _INNER
-        moments = np.empty_like(orders)
-        num_blocks = 1 + orders.size * self.ratios.size // _MOST_TERMS
-        for block in np.array_split(np.arange(orders.size), num_blocks):
-            exponents = orders[block, None] * self.ratios
-            moments[block] = np.expm1(exponents[:, is_inner]) @ weights[is_inner]
-            outer = np.exp(exponents[:, ~is_inner] + self.log_weights[~is_inner])
-            moments[block] += outer.sum(axis=1) - weights[~is_inner].sum()
-        return np.asarray(special.log1p(moments - orders * self.excess))
-
-    def derivatives(self) -> tuple[float, float, float]:
-        """Return ln E[e^(a L)] and its first two derivatives at a = order."""
-        terms = np.exp(self.order * self.ratios + self.log_weights)
-        value = float(self.logs(np.asarray([self.order + 0j]))[0].real)
-        first = float(((self.ratios * terms).sum() - self.excess).real) / math.exp(value)
-        second = float((self.ratios**2 * terms).sum().real) / math.exp(value)
-        return value, first, second - first**2
-
-    @property
-    def mean_size(self) -> float:
-        """The mean of |L|, on the path."""
-        return float(np.abs(self.ratios) @ np.exp(self.log_weights.real))
-
-
 @dataclass(frozen=True, eq=False)
 class _Contour:
     """Delta as a function of epsilon: the real part of a sum of e^(log_terms - points x epsilon)."""
@@ -304,37 +216,40 @@ class _Contour:
     points: ComplexArray
     log_terms: ComplexArray
     precision: FloatArray  # relative errors of the terms by rounding
+    other: _Contour | None = None  # half as many points of another path
 
-    def delta(self, epsilon: float) -> tuple[float, float, float]:
-        """Return delta, its derivative, and a bound on the error of delta.
+    def terms(self, epsilons: FloatArray) -> ComplexArray:
+        return np.asarray(np.exp(self.log_terms - np.multiply.outer(epsilons, self.points)))
 
-        The rule of trapezoids converges exponentially, so the difference to half of the points is far more
-        than its error.
+    def deltas(self, epsilons: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return delta, its derivative, and a bound on the error of delta, at each epsilon.
+
+        The integral is the same on every path, and the rule of trapezoids converges exponentially. So the
+        difference to half as many points of another path is far more than the error.
         """
-        terms = np.exp(self.log_terms - self.points * epsilon)
-        sizes = np.abs(terms)
-        total, half = float(terms.real.sum()), float(2 * terms[::2].real.sum())
-        rounding = float(sizes @ (self.precision + _PRECISION * np.abs(self.points) * epsilon))
-        error = abs(total - half) + rounding + sizes.size * float(sizes[-1])
-        return total, -float((terms * self.points).real.sum()), error
+        terms = self.terms(epsilons)
+        total, sizes = terms.real.sum(axis=-1), np.abs(terms)
+        error = sizes @ self.precision + _PRECISION * epsilons * (sizes @ np.abs(self.points))
+        error += len(self.points) * sizes[..., -1]
+        if self.other is not None:
+            error += np.abs(total - self.other.terms(epsilons).real.sum(axis=-1))
+        return total, -(terms @ self.points).real, error
+
+    def error(self, epsilon: float) -> float:
+        return float(self.deltas(np.asarray(epsilon))[2])
 
     def epsilon(self, delta: float, start: float, most: float) -> float:
-        """Return where delta has this value, at least 0 and at most ``most``, by Newton's method."""
-        low, high, epsilon = -1.0, most, min(start, most)  # -1 stands for 0, not yet tried
-        for _ in range(_MOST_NEWTON):
-            value, slope, _ = self.delta(epsilon)
-            if value <= delta and epsilon == 0:
-                return 0.0
-            low, high = (epsilon, high) if value > delta else (low, epsilon)
-            ahead = -1.0
-            if value > 0 > slope:
-                ahead = max(epsilon - math.log(value / delta) * value / slope, 0.0)
-            if abs(ahead - epsilon) <= _PRECISION_OF_EPSILON * ahead:
-                return ahead
-            if not low < ahead < high:
-                ahead = (max(low, 0.0) + high) / 2 if high < math.inf else 2 * low + 1.0
-            epsilon = ahead
-        return epsilon
+        """Return where delta has this value, at least 0 and at most ``most``."""
+        low, high = (math.log(end) for end in (_LEAST_EPSILON, min(most, _LARGEST_EPSILON)))
+
+        def excess(log_epsilon: float) -> tuple[float, float]:
+            value, slope, _ = self.deltas(np.exp(log_epsilon))
+            if not 0 < value < math.inf:  # terms overflow only far below the root
+                return (-1.0 if value <= 0 else 1.0), 0.0
+            return math.log(value / delta), float(slope / value * math.exp(log_epsilon))
+
+        root = falling_root(excess, math.log(max(start, _LEAST_EPSILON)), low, high, _PRECISION_OF_EPSILON)
+        return math.exp(root) if root > low + 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -356,7 +271,7 @@ class TiltedLosses:
         return self._epsilon(delta, -1)
 
     def epsilon_below(self, delta: float) -> float:
-        """Return a lower bound on epsilon at ``delta``; 0 if none was found."""
+        """Return a lower bound on epsilon at ``delta``, NaN if none was found."""
         return self._epsilon(delta, 1)
 
     @property
@@ -368,21 +283,21 @@ class TiltedLosses:
 
     def deltas(self, epsilons: FloatArray) -> FloatArray:
         """Return upper bounds on delta at each epsilon: the least of those of several contours."""
-        contours = [self._contour(delta)[0] for delta in _CONTOUR_DELTAS]
-        bounds = [
-            [np.add(*contour.delta(epsilon)[::2]) for contour in contours] for epsilon in epsilons.tolist()
-        ]
-        return np.minimum.accumulate(np.clip(np.min(bounds, axis=1), 0.0, 1.0))
+        bounds = [np.ones_like(epsilons)]
+        with np.errstate(over="ignore", invalid="ignore"):  # far from the epsilon of a contour
+            for delta in _CONTOUR_DELTAS:
+                values, _, errors = self._contour(delta)[0].deltas(epsilons)
+                bounds.append(np.maximum(values, 0.0) + errors)
+        return np.minimum.accumulate(np.fmin.reduce(bounds))
 
     def _epsilon(self, delta: float, side: int) -> float:
         contour, near = self._contour(delta)
-        epsilon = contour.epsilon(delta, near, self.largest)
-        error = 2 * contour.delta(epsilon)[2]
-        if not error < delta / 4:
-            return self.largest if side < 0 else 0.0
-        return contour.epsilon(delta + side * error, epsilon, self.largest) * (
-            1 - side * 10 * _PRECISION_OF_EPSILON
-        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = 2 * contour.error(near)
+            if not error < delta / 4:
+                return self.largest if side < 0 else math.nan
+            epsilon = contour.epsilon(delta + side * error, near, self.largest)
+        return epsilon * (1 - side * 10 * _PRECISION_OF_EPSILON)
 
     @lru_cache(maxsize=64)  # noqa: B019  # equal runs share their contours
     def _contour(self, delta: float) -> tuple[_Contour, float]:
@@ -394,10 +309,12 @@ class TiltedLosses:
             for _ in range(_MOST_ROUNDS):
                 end = _first_below(probes, epsilon, math.log(delta) - 25)
                 size = 2 * math.ceil(end / spacing / 2)
-                contour = self._terms(saddle, np.linspace(0.0, end, size + 1))
+                positions = np.linspace(0.0, end, size + 1)
+                other = self._terms(_OTHER_PATH * saddle, positions[::2])
+                contour = replace(self._terms(saddle, positions), other=other)
                 epsilon = contour.epsilon(delta, epsilon, self.largest)
                 is_long_enough = _first_below(probes, epsilon, math.log(delta) - 20) <= end
-                is_fine_enough = contour.delta(epsilon)[2] <= 1e-6 * delta
+                is_fine_enough = contour.error(epsilon) <= 1e-6 * delta
                 if (is_long_enough and is_fine_enough) or size > _MOST_POINTS:
                     break
                 spacing /= 2 if is_long_enough else 1
@@ -416,9 +333,9 @@ class TiltedLosses:
         precision = _PRECISION * (1 + self.num_steps * np.abs(1 + points) * moments.mean_size)
         return _Contour(points, log_terms, precision)
 
-    def _moments(self, saddle: float) -> _StepMoments:
+    def _moments(self, saddle: float) -> StepMoments:
         order = 1 + saddle if self.is_removed else -saddle
-        return _StepMoments.of(self.noise, self.sample_rate, self.num_steps, order)
+        return StepMoments.of(self.noise, self.sample_rate, self.num_steps, order)
 
     def _saddle(self, log_delta: float) -> tuple[float, float, float]:
         """Return a point near the saddle, epsilon there, and the spread of the terms around it."""

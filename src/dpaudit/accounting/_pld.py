@@ -15,10 +15,13 @@ from dpaudit.errors import InputError
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
 _FINE = 1e-3
+# intervals per spread of a step; with 4 to 5.5, claims were off by up to 0.4 %, bounds 0.8 %, curves 1.6 %
+_COARSEST = 4
 _ROUNDING_MASS = 4e-14  # rounding error of delta, over the mass that all steps may gain by it
 _ROUNDING = 1e-5  # the relative error of epsilon from truncating tails at delta = 1e-10
 _NEGLIGIBLE = 1e-6  # relative error of delta that changes epsilon by less than its own rounding
 _TOLERABLE = 1e-2  # the largest relative error of delta by rounding
+_LEAST_NOISE = 0.05  # contours take seconds for less noise, which has a larger epsilon
 _NUM_LINES = 200  # each line costs a pass over the privacy loss distribution
 
 
@@ -46,25 +49,22 @@ def composed(
 def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> float | None:
     """Return the discretization interval: 1e-3, less for steps with small spread, more for a large epsilon.
 
-    It is at most a twentieth of a step's spread. The error of dp-accounting's "connect the dots" grows with
+    It is a twentieth of a step's spread or less, more if rounding errors do not allow for that, and None if
+    even a fourth is too little. The error of dp-accounting's "connect the dots" grows with
     interval^2 x steps. Epsilon is estimated by the central limit theorem, or from the largest loss of a step
-    if that is smaller. None if rounding errors do not allow for such an interval.
+    if that is smaller.
     """
     mu = 1 / noise_multiplier
     loss = mu**2 / 2 + 10 * mu
     largest = num_steps * (loss + math.log(sample_rate + (1 - sample_rate) * math.exp(-loss)))
     total = sample_rate * math.sqrt(num_steps * math.expm1(min(mu**2, 100.0)))
     epsilon = min(total**2 / 2 + 4 * total, largest)
-    interval = min(max(_FINE, epsilon * 6e-5), _spread(noise_multiplier, sample_rate) / 20)
+    spread = sample_rate * (mu + mu**2 / 2)  # about the standard deviation of the privacy loss of a step
     # rounding errors of delta become masses, of about 2e-16 / interval at each loss of each step
     total_range = max(largest, 0.0) - num_steps * math.log1p(-min(sample_rate, 0.5))
-    return interval if interval > 2 * math.sqrt(_ROUNDING_MASS * total_range) else None
-
-
-def _spread(noise_multiplier: float, sample_rate: float) -> float:
-    """Return about the standard deviation of the privacy loss of a step."""
-    mu = 1 / noise_multiplier
-    return sample_rate * (mu + mu**2 / 2)
+    least = 2 * math.sqrt(_ROUNDING_MASS * total_range)
+    interval = max(min(max(_FINE, epsilon * 6e-5), spread / 20), least)
+    return interval if interval <= spread / _COARSEST else None
 
 
 @lru_cache(maxsize=4096)
@@ -83,8 +83,12 @@ def _larger_epsilon(directions: Iterable[LossDistribution | TiltedLosses], delta
 
 @lru_cache(maxsize=4096)
 def _removal_epsilon(noise: float, sample_rate: float, num_steps: int, delta: float, finer: float) -> float:
-    """Return the same if an example is removed, which takes half of the time and is rarely smaller."""
-    return _composed(noise, sample_rate, num_steps, finer, is_removed=True).epsilon(delta)
+    """Return the same if an example is removed, which takes half of the time and is rarely smaller.
+
+    It is infinity if there is no grid, or if its truncated tail has more mass than delta.
+    """
+    losses = _composed(noise, sample_rate, num_steps, finer, is_removed=True)
+    return losses.epsilon(delta) if isinstance(losses, LossDistribution) else math.inf
 
 
 def epsilon_above(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
@@ -119,20 +123,20 @@ def epsilon_near(noise: float, sample_rate: float, num_steps: int, delta: float)
 
 
 def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Return a lower bound on epsilon at ``delta``.
+    """Return a lower bound on epsilon at ``delta``, NaN if none was found.
 
     The discretization errs upwards by an amount that falls to a quarter when the interval is halved. The
     truth is below the finer value by a third of the last improvement; here all of it is subtracted. One of
     the two directions is enough: epsilon is the larger one of both.
     """
     rounding = _rounding_of_delta(num_steps, delta)
-    if rounding > _TOLERABLE * delta or _interval(noise, sample_rate, num_steps) is None:
-        return TiltedLosses(noise, sample_rate, num_steps, is_removed=True).epsilon_below(delta)
-    coarse = _removal_epsilon(noise, sample_rate, num_steps, delta + rounding, 1)
-    fine = _removal_epsilon(noise, sample_rate, num_steps, delta + rounding, 2)
-    if math.isinf(fine):  # the truncated tail has more mass than delta: no lower bound is known
-        return 0.0
-    return max(fine * (1 - _ROUNDING) - abs(coarse - fine), 0.0)
+    if rounding <= _TOLERABLE * delta:
+        coarse = _removal_epsilon(noise, sample_rate, num_steps, delta + rounding, 1)
+        fine = _removal_epsilon(noise, sample_rate, num_steps, delta + rounding, 2)
+        if max(coarse, fine) < math.inf:
+            return max(fine * (1 - _ROUNDING) - abs(coarse - fine), 0.0)
+    tilted = TiltedLosses(max(noise, _LEAST_NOISE), sample_rate, num_steps, is_removed=True)
+    return tilted.epsilon_below(delta)
 
 
 def event_curve(event: Any, delta: float) -> PiecewiseLinear:
