@@ -29,6 +29,8 @@ _MOST_EXPONENT = 700.0
 # of integrals along paths in the complex plane: measured against integrals with 30 digits
 _BEND = 0.4  # slope of the path of the order of the moments, over that of the path of the noise
 _MOST_POINTS = 1 << 12
+LEAST_NOISE = 0.05
+"""The least noise multiplier of a contour; less needs seconds, then gigabytes, as 1 / noise^2."""
 _MOST_ROUNDS = 12
 _MOST_PHASE = 500.0  # of the terms around a saddle point; beyond, a smaller one needs fewer points
 _OTHER_PATH = 0.9  # where another path starts, over the saddle point
@@ -285,12 +287,14 @@ class TiltedLosses:
         """Return upper bounds on delta at each epsilon: the least of those of several contours."""
         bounds = [np.ones_like(epsilons)]
         with np.errstate(over="ignore", invalid="ignore"):  # far from the epsilon of a contour
-            for delta in _CONTOUR_DELTAS:
+            for delta in _CONTOUR_DELTAS if self.noise >= LEAST_NOISE else ():
                 values, _, errors = self._contour(delta)[0].deltas(epsilons)
                 bounds.append(np.maximum(values, 0.0) + errors)
         return np.minimum.accumulate(np.fmin.reduce(bounds))
 
     def _epsilon(self, delta: float, side: int) -> float:
+        if self.noise < LEAST_NOISE:
+            return self.largest if side < 0 else math.nan
         contour, near = self._contour(delta)
         with np.errstate(over="ignore", invalid="ignore"):
             error = 2 * contour.error(near)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dpaudit.accounting._losses import LossDistribution, TiltedLosses
+from dpaudit.accounting._losses import LEAST_NOISE, LossDistribution, TiltedLosses
 from dpaudit.errors import InputError
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
@@ -21,7 +21,6 @@ _ROUNDING_MASS = 4e-14  # rounding error of delta, over the mass that all steps 
 _ROUNDING = 1e-5  # the relative error of epsilon from truncating tails at delta = 1e-10
 _NEGLIGIBLE = 1e-6  # relative error of delta that changes epsilon by less than its own rounding
 _TOLERABLE = 1e-2  # the largest relative error of delta by rounding
-_LEAST_NOISE = 0.05  # contours take seconds for less noise, which has a larger epsilon
 _NUM_LINES = 200  # each line costs a pass over the privacy loss distribution
 
 
@@ -135,7 +134,8 @@ def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float
         fine = _removal_epsilon(noise, sample_rate, num_steps, delta + rounding, 2)
         if max(coarse, fine) < math.inf:
             return max(fine * (1 - _ROUNDING) - abs(coarse - fine), 0.0)
-    tilted = TiltedLosses(max(noise, _LEAST_NOISE), sample_rate, num_steps, is_removed=True)
+    # less noise has a larger epsilon
+    tilted = TiltedLosses(max(noise, LEAST_NOISE), sample_rate, num_steps, is_removed=True)
     return tilted.epsilon_below(delta)
 
 
