@@ -5,7 +5,8 @@
 Half of the runs use the native engine, half Opacus. The linear regressions clip nothing and have long
 steps, so that every gradient depends on the noise of the steps before: a test whose null does not hold in
 adaptive training flags them. Each line of the output file is one run: its setting, seed, verdict, p-value
-and findings. Finished runs are read from it, so an interrupted command resumes there.
+and findings. Finished runs are read from it, so an interrupted command resumes there. The
+table is written to docs/diagnostics.md.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -35,6 +37,8 @@ from dpaudit.training.models import mlp
 
 DELTA, RATE = 1e-5, 0.1
 ERROR_RATE = 0.05
+PAGE = Path(__file__).parent.parent / "docs" / "diagnostics.md"
+BEGIN, END = "<!-- written by benchmarks/correct_runs.py -->", "<!-- end -->"
 NUM_EXAMPLES, NUM_FEATURES = 1000, 8
 
 
@@ -185,7 +189,10 @@ def main() -> int:
             print(json.dumps(row), file=file, flush=True)
             rows.append(row)
             print(f"{len(rows)}/{arguments.runs} {row}", file=sys.stderr, flush=True)
-    print("\n".join(table(rows)))
+    lines = "\n".join(table(rows))
+    pattern = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
+    PAGE.write_text(pattern.sub(f"{BEGIN}\n\n{lines}\n\n{END}", PAGE.read_text()))
+    print(lines)
     flagged = sum(row["verdict"] == "VIOLATION" for row in rows)
     limit = ERROR_RATE * len(rows) + 3 * math.sqrt(ERROR_RATE * (1 - ERROR_RATE) * len(rows))
     print(f"{flagged} of {len(rows)} correct runs were flagged; at most {limit:.0f} may be.")
