@@ -106,7 +106,7 @@ def test_a_summary_of_scores_states_their_noise_with_its_interval_and_the_signal
     assert noise_line(found, 0.5) == f"noise: {level}"
     size = f"{found.noise:.3g} times the clipping norm ({low:.3g} to {high:.3g})"
     assert noise_line(found, None) == f"noise: {size}"
-    assert canary_line(found).startswith(f"canary: {found.signal:.3g} times the clipping norm;")
+    assert canary_line(found).startswith(f"canary: estimated at {found.signal:.3g} times the clipping")
 
 
 def test_the_amount_of_noise_explains_nothing_once_it_is_known_where_noise_is_missing():

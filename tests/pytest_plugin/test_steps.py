@@ -193,7 +193,7 @@ def test_a_claim_that_is_not_of_gaussian_noise_still_has_numbers_and_causes():
     claim = dpaudit.Claim.approximate_dp(epsilon=1.0, delta=1e-5)
     text = message(lambda rows: rows.sum(axis=0), claim=claim, num_steps=500)
     assert "noise: none" in text
-    assert "canary: 10 times the clipping norm" in text
+    assert "canary: estimated at 10 times the clipping norm" in text
     assert "reaches the release unclipped" in causes(text)[0]
     assert "no noise" in causes(text)[1]
 
