@@ -133,6 +133,15 @@ def test_a_leak_that_no_method_finds_is_said_to_be_one(run: Any, monkeypatch: py
     assert "within 50 steps" in sentence
 
 
+def test_a_size_is_judged_by_the_method_that_audits_of_it_use(run: Any) -> None:
+    """Pooled counts detect a leak in 5 steps, but audits of steps with several canaries bet."""
+    result = run("plan", *GAUSSIAN, "--steps", "5", "--canaries", "64", "--json")
+    assert result.exit_code == 3
+    leaks = {row["inference"]["type"]: row["leak"] for row in json.loads(result.stdout)["smallest_leaks"]}
+    assert leaks["JointExact"]["epsilon"] < 2 * CLAIM.epsilon
+    assert leaks["Betting"]["parameter"] == "inf"
+
+
 def test_a_size_that_may_miss_twice_the_claimed_epsilon_has_status_3(run: Any) -> None:
     result = run("plan", "--epsilon", "8", "--delta", "1e-5", "--observations", "20")
     assert result.exit_code == 3

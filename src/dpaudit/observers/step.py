@@ -50,7 +50,7 @@ _NO_BATCHES = (
     "are not tested"
 )
 OTHERS_REPLACED = (
-    f"other gradients were replaced by zeros: their sum was not one of clipped ones; {_NO_BATCHES}"
+    f"other gradients were replaced by zeros: their sum did not look like one of clipped ones; {_NO_BATCHES}"
 )
 _STEP_CLAIM = "claim=..., such as Claim.gaussian(noise_multiplier=..., delta=...) for one step"
 _OWN_NOISE, _POSITIONS = 3, 5  # purposes of random streams, besides those of Draws and of native audits
@@ -134,7 +134,7 @@ def observe_step(
     try:
         return observed(gradients, _NO_BATCHES)
     except UnknownSumError as error:
-        recorder = observed(0 * gradients, OTHERS_REPLACED)
+        recorder = observed(like(gradients, np.zeros(gradients.shape)), OTHERS_REPLACED)
         if not (error.is_small or is_refuted(recorder)):
             raise
         return recorder
