@@ -25,7 +25,8 @@ from soundness_steps import (
 
 import dpaudit
 from dpaudit.accounting import noise_for_epsilon
-from dpaudit.recording import NoiseLog, Recorder, WholeRunRecorder
+from dpaudit.diagnostics import NoiseCheck, ObservedStep
+from dpaudit.recording import Recorder, WholeRunRecorder
 from dpaudit.stats import Coverage, Estimate
 
 RATE, STEPS = 4096 / 50000, 2500  # the paper's main setting
@@ -79,11 +80,11 @@ def repeated_counts(rng: Rng, mu: float, *, size: int, every: int) -> float:
 
 def audited_twice(rng: Rng, mu: float, *, steps: int, canaries: int) -> float:
     """Audit in the middle and at the end of a planned run, with tests; return twice the truth if refuted."""
-    recorder = Recorder(claim=gaussian_claim(mu), num_steps=steps, noise=NoiseLog(), signal=1.0)
+    recorder = Recorder(claim=gaussian_claim(mu), num_steps=steps, checks=[NoiseCheck()], signal=1.0)
     is_refuted = False
     for number in range(steps):
         noise, present = rng.standard_normal(canaries) / mu, rng.random(canaries) < 0.5
-        recorder.noise.observe(noise, np.zeros(canaries), (canaries,), norm=1.0, eps=0.0)
+        recorder.observe(ObservedStep.of_release(noise, np.zeros(canaries), leaves=(canaries,)))
         recorder.record(present + noise, present)
         if number + 1 in (steps // 2, steps):
             is_refuted |= bool(recorder.audit().refuted)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dpaudit.diagnostics import Diagnostics
+from dpaudit.diagnostics import ClaimedStep, Diagnosis, Diagnostics, NoiseCheck, ObservedStep
 
 LEAVES = {"first": 60, "second": 60, "third": 30}
 NUM_EXAMPLES, SAMPLE_RATE = 400, 0.05
@@ -29,3 +29,18 @@ def diagnostics(noise=correct_noise, batch=poisson, *, num_steps=500, seed=0):
 
 def names(diagnosis):
     return [finding.name for finding in diagnosis.findings]
+
+
+class Releases:
+    """Collects releases and the sums before their noise."""
+
+    def __init__(self):
+        self.check = NoiseCheck()
+
+    def observe(self, released, total, leaves, *, norm=1.0, **fields):
+        step = ObservedStep.of_release(released, total, leaves=leaves, clipping_norm=norm, **fields)
+        self.check.observe(step)
+
+    def diagnose(self, *, noise_multiplier=1.0, confidence=0.95):
+        claimed = ClaimedStep(noise_multiplier=noise_multiplier, confidence=confidence)
+        return Diagnosis.of((), confidence=confidence).joined(self.check.results(claimed))

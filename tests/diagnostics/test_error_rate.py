@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from statistical_limits import most_flagged
 
-from dpaudit.diagnostics import Diagnostics
+from dpaudit.diagnostics import Diagnostics, NoiseCheck, ObservedStep
 from dpaudit.diagnostics._data_tests import noise_by_batch
-from dpaudit.diagnostics._noise_record import NoiseRecord
 
 
 def correct(seed, num_steps, leaves, examples, grid):
@@ -52,15 +51,16 @@ def regression(seed, num_steps=2000):
     inputs = rng.standard_normal((1000, 8))
     targets = inputs @ rng.standard_normal(8) + rng.standard_normal(1000)
     norm = 2 * np.linalg.norm(inputs * targets[:, None], axis=1).max()
-    weights, record = np.zeros(8), NoiseRecord()
+    weights, check = np.zeros(8), NoiseCheck()
     for _ in range(num_steps):
         chosen = rng.random(1000) < 0.1
         rows = inputs[chosen] * (inputs[chosen] @ weights - targets[chosen])[:, None]
         lengths, noise = np.linalg.norm(rows, axis=1), rng.standard_normal(8)
         total = (rows / np.maximum(1.0, lengths / norm)[:, None]).sum(axis=0)
-        record.observe(noise, covariates={"sum_norm": np.linalg.norm(total), "longest": lengths.max()})
+        norms = {"sum_norm": np.linalg.norm(total), "max_row_norm": lengths.max()}
+        check.observe(ObservedStep(noise=noise, **norms))
         weights = weights - (total + norm * noise) / 100  # the inverse of the curvature
-    return record
+    return check.record()
 
 
 def test_sums_that_follow_earlier_noise_are_no_finding_about_the_noise():

@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from statistical_limits import LEVEL, most_flagged, room, share_room
 
-from dpaudit.diagnostics import Diagnostics
+from dpaudit.diagnostics import Diagnostics, NoiseCheck, ObservedStep
 from dpaudit.diagnostics._data_tests import _MOST_WEIGHT, _RANK_VARIANCE, _amounts_follow
 from dpaudit.diagnostics._dependence_tests import _log_evidence, _most_log_evidence, _products, low_rank_noise
 from dpaudit.diagnostics._diagnosis import holm
 from dpaudit.diagnostics._lattice_tests import _sorted
-from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import (
     RESOLUTION,
-    HeadTailBuffer,
     bonferroni,
     claim_p_value,
     share_p_value,
@@ -188,10 +186,10 @@ def test_the_smallest_of_many_is_corrected_for_all_of_them(p_value, count):
 
 
 def recorded(noise):
-    record = NoiseRecord()
+    check = NoiseCheck()
     for row in noise:
-        record.observe(row)
-    return record
+        check.observe(ObservedStep(noise=row))
+    return check.record()
 
 
 @pytest.mark.parametrize("ends", [[7], [32], [53], [40, 21]])
@@ -280,20 +278,6 @@ def test_amounts_that_numbers_follow_are_no_dependence_of_the_amounts(factor):
         caused = np.concatenate([[0.0], energies[:-1]])
         p_values.append(_amounts_follow(energies * factor ** np.arange(1000), caused, 8)[0])
     assert sum(p_value <= 0.05 for p_value in p_values) <= most_flagged(200)
-
-
-def test_a_diagnosis_collects_the_kept_noise_once_and_forgets_it(monkeypatch):
-    collected, rows = [], HeadTailBuffer.rows
-    monkeypatch.setattr(
-        HeadTailBuffer, "rows", property(lambda buffer: collected.append(buffer) or rows.fget(buffer))
-    )
-    record, rng = Diagnostics(), np.random.default_rng(0)
-    for _ in range(70):
-        record.observe_noise(rng.standard_normal(20), known=rng.standard_normal(20))
-    first = record.diagnose()
-    assert len(collected) == len(set(collected)) == 2  # the noise, and the sums
-    record.observe_noise(np.full(20, 9.0), known=np.zeros(20))
-    assert record.diagnose() != first
 
 
 @pytest.mark.parametrize("is_stated", [True, False])

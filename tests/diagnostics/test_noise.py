@@ -11,8 +11,9 @@ from simulated import LEAVES, SIZE, diagnostics
 from statistical_limits import LEVEL, count_range, most_flagged
 
 from dpaudit import InputError
-from dpaudit.diagnostics import Diagnostics
+from dpaudit.diagnostics import Diagnostics, NoiseMaximum, ObservedStep
 from dpaudit.diagnostics._coordinate_layout import Layout
+from dpaudit.diagnostics._noise_record import NoiseLog
 
 LEAVES_OF_30 = {"weight": 20, "bias": 10}
 
@@ -54,34 +55,29 @@ def flattened(state):
 
 @pytest.mark.parametrize("kind", ["single", "bfloat16", "grid"])
 def test_steps_that_are_added_together_give_the_same_state_as_one_by_one(kind):
-    noise, known = normal(50, 30), 3 * normal(50, 30, seed=1)
-    released = (noise + known).astype(np.float32)
+    noise, total = normal(50, 30), 3 * normal(50, 30, seed=1)
+    released = (noise + total).astype(np.float32)
     if kind == "bfloat16":  # until a number of the last steps is not
         released[:45] = (released[:45].view(np.uint32) & 0xFFFF0000).view(np.float32)
     elif kind == "grid":
         released[:45] = np.round(released[:45] * 64) / 64
-    largest = [(float(row.max()), 30.0) for row in np.abs(noise)]
-    described = [{"batch_size": float(index % 7), "sum_norm": None} for index in range(50)]
-    one_by_one, together = Diagnostics(), Diagnostics()
-    for index in range(50):
-        one_by_one.observe_noise(
-            noise[index],
-            LEAVES_OF_30,
-            known=known[index],
+    steps = [
+        ObservedStep(
+            noise=noise[index],
+            leaves=LEAVES_OF_30,
+            total=total[index],
             released=released[index],
-            largest=largest[index],
-            **described[index],
+            max_noise=NoiseMaximum(np.abs(noise[index]).max(), 30),
+            num_rows=index % 7,
         )
-    for steps in (slice(0, 1), slice(1, 20), slice(20, 50)):
-        together.observe_noise_of_steps(
-            noise[steps],
-            LEAVES_OF_30,
-            known=known[steps],
-            released=released[steps],
-            largest=largest[steps],
-            described=described[steps],
-        )
-    first, second = (flattened(record.state_dict()["noise"]) for record in (one_by_one, together))
+        for index in range(50)
+    ]
+    one_by_one, together = NoiseLog(), NoiseLog()
+    for step in steps:
+        one_by_one.observe([step])
+    for some in (slice(0, 1), slice(1, 20), slice(20, 50)):
+        together.observe(steps[some])
+    first, second = (flattened(log.state_dict()) for log in (one_by_one, together))
     assert first.keys() == second.keys()
     for name, numbers in first.items():
         np.testing.assert_equal(numbers, second[name], err_msg=name)

@@ -5,12 +5,12 @@ import functools
 import numpy as np
 import pytest
 from scipy import stats
+from simulated import Releases
 from statistical_limits import LEVEL
 
 from dpaudit import InputError
 from dpaudit.diagnostics import Diagnostics, likely_causes
 from dpaudit.diagnostics._causes import ALSO_ABSENT
-from dpaudit.recording import NoiseLog
 
 LEAVES, STEPS = (150, 50, 100), 200
 SIZE = sum(LEAVES)
@@ -28,7 +28,7 @@ def batches(seed=0):
 
 def diagnosed(noise, seed=0, *, is_rounded=lambda released: released, level=0.01):
     """The diagnosis of a run; ``noise`` takes a generator, and the batch of the step and what came before."""
-    rng, log, past, sums = np.random.default_rng([seed, 2]), NoiseLog(), [], []
+    rng, log, past, sums = np.random.default_rng([seed, 2]), Releases(), [], []
     for step, (total, size, longest) in enumerate(batches(seed)):
         context = {"step": step, "total": total, "size": size, "longest": longest, "past": past, "sums": sums}
         made = np.asarray(noise(rng, context), dtype=np.float32)
@@ -38,8 +38,8 @@ def diagnosed(noise, seed=0, *, is_rounded=lambda released: released, level=0.01
             LEAVES,
             norm=1.0,
             eps=2.0**-23,
-            batch_size=size,
-            longest=longest,
+            num_rows=size,
+            max_row_norm=longest,
         )
         past.append(made)
         sums.append(total)
@@ -198,7 +198,7 @@ def test_the_8_million_normal_numbers_of_jax_are_not_a_lattice(scale):
     jax = pytest.importorskip("jax")
     sums = scale * np.random.default_rng(0).standard_normal((150, 600)).astype(np.float32)
     noise = np.asarray(jax.random.normal(jax.random.key(1), sums.shape))
-    log = NoiseLog()
+    log = Releases()
     for total, added in zip(sums, noise, strict=True):
         log.observe(total + added, total, (600,), norm=1.0, eps=2.0**-23)
     found = {check.name: check for check in log.diagnose(noise_multiplier=1.0, confidence=0.5).checks}
@@ -238,7 +238,7 @@ def test_a_release_that_is_rounded_to_a_grid_is_not_accused(is_rounded):
 
 @pytest.mark.parametrize("has_known", [True, False])
 def test_a_grid_of_the_noise_is_found_where_the_sum_is_on_it_by_accident(has_known):
-    rng, record, log = np.random.default_rng(0), Diagnostics(), NoiseLog()
+    rng, record, log = np.random.default_rng(0), Diagnostics(), Releases()
     for _ in range(100):
         total, noise = rng.integers(-1, 2, 200) / 2, np.rint(512 * rng.standard_normal(200)) / 512
         record.observe_noise(noise, known=total if has_known else None, released=7 * (total + noise))
@@ -256,12 +256,12 @@ def test_a_grid_of_releases_in_other_units_is_recognized_and_kept_in_a_state():
         if step == 20:
             state, record = record.state_dict(), Diagnostics()
             record.load_state_dict(state)
-    assert record._noise.grid == pytest.approx(1 / 32)
+    assert record._noise.record().grid == pytest.approx(1 / 32)
     diagnosis = record.diagnose(1 - LEVEL)
     assert diagnosis.findings == ()
     assert not {"tied-noise", "tied-pairs"} & {check.name for check in diagnosis.checks}
     record.observe_noise(np.full(150, 0.3), known=np.zeros(150), released=np.full(150, 0.9))
-    assert record._noise.grid == 0.0  # one release that is not on it is enough
+    assert record._noise.record().grid == 0.0  # one release that is not on it is enough
 
 
 def test_a_constant_part_is_asked_about_and_no_finding():
@@ -284,11 +284,11 @@ def test_a_schedule_of_batches_and_of_noise_at_the_same_time_is_no_dependence():
 
 def test_the_largest_number_of_all_coordinates_counts_where_few_are_kept():
     def log_of(limit):
-        rng, log = np.random.default_rng(3), NoiseLog()
+        rng, log = np.random.default_rng(3), Releases()
         for _ in range(150):
             noise = np.clip(rng.standard_normal(20_000), -limit, limit)
             top = (float(np.abs(noise).max()), noise.size)
-            log.observe(noise[:50], np.zeros(50), (50,), norm=1.0, eps=0.0, largest=top)
+            log.observe(noise[:50], np.zeros(50), (50,), norm=1.0, eps=0.0, max_noise=top)
         return log.diagnose(noise_multiplier=1.0, confidence=0.999)
 
     assert [finding.name for finding in log_of(4.3).findings] == ["missing-tail"]
@@ -318,7 +318,7 @@ def test_long_runs_are_compared_on_both_sides_of_the_gap_only():
         record.observe_noise(
             rng.standard_normal(12), known=rng.standard_normal(12), batch_size=rng.poisson(9)
         )
-    assert record._noise.sketches.steps[-1] == 4199
+    assert record._noise.record().steps[-1] == 4199
     assert record.diagnose(1 - LEVEL).findings == ()
 
 
@@ -400,11 +400,11 @@ def p_values_of_correct_runs():
     """The p-values of each test in small correct runs."""
     found = {}
     for seed in range(120):
-        rng, log = np.random.default_rng([seed, 9]), NoiseLog()
+        rng, log = np.random.default_rng([seed, 9]), Releases()
         for _ in range(24):
             total = 0.3 * rng.standard_normal(20).astype(np.float32)
             released = total + rng.standard_normal(20).astype(np.float32)
-            log.observe(released, total, (12, 8), norm=1.0, eps=2.0**-23, batch_size=rng.poisson(20))
+            log.observe(released, total, (12, 8), norm=1.0, eps=2.0**-23, num_rows=rng.poisson(20))
         for check in log.diagnose(noise_multiplier=1.0, confidence=0.95).checks:
             found.setdefault(check.name, []).append(check.p_value)
     return found

@@ -6,9 +6,8 @@ from scipy import special, stats
 from statistical_limits import most_flagged
 from test_noise_faults import LEAVES, SIZE, diagnosed, normal
 
-from dpaudit.diagnostics import Diagnostics, likely_causes
+from dpaudit.diagnostics import Diagnostics, NoiseCheck, ObservedStep, likely_causes
 from dpaudit.diagnostics._data_tests import missing_direction
-from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import RESOLUTION
 from dpaudit.diagnostics._regularity_tests import _alike, balanced_noise, constant_norm
 
@@ -104,11 +103,11 @@ TESTS = (balanced_noise, constant_norm, missing_direction)
 def test_p_values_of_correct_noise_are_small_as_seldom_as_they_say_at_any_scales(scales):
     small, runs = dict.fromkeys(TESTS, 0), 120
     for seed in range(runs):
-        rng, record = np.random.default_rng([seed, 3]), NoiseRecord()
+        rng, check = np.random.default_rng([seed, 3]), NoiseCheck()
         for row in SCALES[scales](rng) * rng.standard_normal((12, 10)):
-            record.observe(row, (6, 4), known=rng.standard_normal(10))
+            check.observe(ObservedStep(noise=row, leaves=(6, 4), total=rng.standard_normal(10)))
         for test in TESTS:
-            small[test] += test(record).p_value <= 0.05
+            small[test] += test(check.record()).p_value <= 0.05
     assert max(small.values()) <= most_flagged(runs, comparisons=12)
     if scales == "equal":  # the tests do use their error rate
         assert min(small.values()) > 0

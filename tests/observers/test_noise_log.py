@@ -17,9 +17,10 @@ from statistical_limits import LEVEL
 from torch import nn
 
 import dpaudit
+from dpaudit.diagnostics import ClaimedStep, CoordinateSample, Diagnosis, NoiseCheck, ObservedStep
 from dpaudit.observers import jax_privacy, opacus
 from dpaudit.observers.jax_privacy._canaries import flat
-from dpaudit.recording import CoordinateSample, DPSGDParams, NoiseLog, ReadClaim, Recorder
+from dpaudit.recording import DPSGDParams, ReadClaim, Recorder
 
 NOISE, NORM = 0.8, 2.0
 TERMS = {"sample_rate": 0.05, "num_steps": 120, "delta": 1e-5}
@@ -157,7 +158,7 @@ def observed(kind, num_steps=120, seed=0, *, is_planned=True, **options):
 def test_what_is_kept_of_opacus_is_the_noise_whatever_the_clipping_does(kind, canary):
     optimizer, recorder = observed(kind, num_steps=20, canary=canary)
     added = torch.stack(optimizer.added).numpy()
-    np.testing.assert_allclose(recorder.noise._ends.rows()["noise"] * NORM, added, atol=1e-4)
+    np.testing.assert_allclose(recorder._tests.noise.record().rows * NORM, added, atol=1e-4)
 
 
 def test_a_correct_training_has_no_findings():
@@ -224,27 +225,9 @@ def test_an_observed_run_grows_by_its_scores_and_little_more(tests):
                 sizes[step] = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert sizes[last] - sizes[first] < 4000 * (last - first)
-    assert (recorder.noise._ends.num_seen == last + 1) == tests
+    assert (recorder._tests.noise.num_steps == last + 1) == tests
     if not tests:
         assert sizes[last] < 4e6
-
-
-def test_noise_between_the_first_and_the_last_steps_is_tested_by_its_amount():
-    rng, log, whole = np.random.default_rng(0), NoiseLog(), dpaudit.Diagnostics()
-    rows = NOISE * rng.standard_normal((2500, 160), dtype=np.float32)
-    rows[700], rows[1900] = 0.0, rows[800]
-    for noise, batch_size in zip(rows, rng.poisson(9, len(rows)), strict=True):
-        log.observe(noise, np.zeros(160), (80, 80), norm=1.0, eps=0.0, batch_size=batch_size)
-        described = {"batch_size": batch_size, "sum_norm": 0.0}
-        whole.observe_noise(noise / NOISE, (80, 80), known=np.zeros(160), **described)
-    found, expected = log.diagnose(noise_multiplier=NOISE, confidence=0.99), whole.diagnose(0.99)
-    assert {"step-noise", "repeated-noise"} <= {finding.name for finding in found.findings}
-    by_signs = {"leaf-correlation", "coordinate-correlation"}  # of which those in between are not known
-    for one, other in zip(found.checks, expected.checks, strict=True):
-        assert one.name == other.name
-        if one.name not in by_signs:
-            assert one.p_value == pytest.approx(other.p_value, rel=1e-4), one.name
-            assert one.estimate == pytest.approx(other.estimate, rel=1e-4), one.name
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
@@ -293,9 +276,9 @@ def test_sums_of_jax_are_kept_without_canaries():
 
     noted.has_aux = False
     loop(noted, made.privatizer, compiled=False)(3)
-    kept = made.recorder.noise._ends.rows()["examples"] * grad_fn.sensitivity()
-    np.testing.assert_allclose(kept, np.stack(own), atol=1e-5)
-    assert np.linalg.norm(made.recorder.noise._ends.rows()["known"][0]) > 2 * np.linalg.norm(kept[0])
+    record = made.recorder._tests.noise.record(1 / grad_fn.sensitivity())
+    np.testing.assert_allclose(record.known_examples, np.stack(own), atol=1e-5)
+    assert np.linalg.norm(record.known[0]) > 1.5 * np.linalg.norm(record.known_examples[0])
 
 
 def test_coordinates_are_all_of_a_small_model_and_the_same_ones_of_each_parameter_of_a_large_one():
@@ -311,22 +294,23 @@ def test_coordinates_are_all_of_a_small_model_and_the_same_ones_of_each_paramete
 
 
 def test_coarse_numbers_are_not_taken_for_a_fault_of_the_noise():
-    rng, log = np.random.default_rng(0), NoiseLog()
+    rng, check = np.random.default_rng(0), NoiseCheck()
     for _ in range(100):
         sums = 100 * rng.random(200)
         released = torch.as_tensor(sums + rng.standard_normal(200)).to(torch.bfloat16).double().numpy()
-        log.observe(released, sums, (200,), norm=1.0, eps=2.0**-8)
-    assert log.diagnose(noise_multiplier=1.0, confidence=0.5).findings == ()
+        check.observe(ObservedStep.of_release(released, sums, eps=2.0**-8))
+    results = check.results(ClaimedStep(noise_multiplier=1.0, confidence=0.5))
+    assert Diagnosis.of(results.checks, confidence=0.5).findings == ()
 
 
 def recorded(num_steps, planned):
     read = DPSGDParams(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
     claim = ReadClaim(lambda: read, DPSGDParams(num_steps=planned))
-    recorder = Recorder(claim=claim, num_steps=planned, noise=NoiseLog(), signal=1.0)
+    recorder = Recorder(claim=claim, num_steps=planned, checks=[NoiseCheck()], signal=1.0)
     rng = np.random.default_rng(0)
     for _ in range(num_steps):
         noise, present = rng.standard_normal(16), rng.random(16) < 0.5
-        recorder.noise.observe(noise, np.zeros(16), (16,), norm=1.0, eps=0.0)
+        recorder.observe(ObservedStep.of_release(noise, np.zeros(16), leaves=(16,)))
         recorder.record(noise + present, present)
     return recorder
 

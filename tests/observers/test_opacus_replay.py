@@ -723,7 +723,7 @@ def test_a_result_is_plain_json_and_part_of_a_diagnosis(made):
     assert read["is_violation"] is True
     assert read["findings"][0]["name"] == "release-count"
     assert read["not_covered"]
-    part = result.results(noise_multiplier=1.0, sample_rate=None)
+    part = result.results(None)
     assert part.certain == result.findings
     assert part.not_covered == result.not_covered
 

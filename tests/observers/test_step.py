@@ -404,10 +404,6 @@ def test_what_cannot_be_held_against_the_noise_of_a_step_is_refused_in_a_sentenc
         observe_step(step, others, claim=claim, **options).diagnose()
     claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
     recorder = observe_step(step, others, claim=claim, **options)
-    with pytest.raises(
-        dpaudit.InputError, match=r"noise_multiplier=1, with which .*, got 2: observe them again"
-    ):
-        recorder.diagnose(noise_multiplier=2.0)
     assert recorder.diagnose(noise_multiplier=1.0).findings
 
 

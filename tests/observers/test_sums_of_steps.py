@@ -15,9 +15,8 @@ from torch import nn
 
 import dpaudit
 from dpaudit.cli._result_table import print_result
-from dpaudit.diagnostics import Diagnosis
+from dpaudit.diagnostics import BatchRecord, ClaimedStep, Diagnosis, ObservedStep, SumRecord
 from dpaudit.diagnostics._row_digests import RowRecord
-from dpaudit.diagnostics._sum_checks import BatchRecord, StepSum, SumRecord
 from dpaudit.observers import jax_privacy
 from dpaudit.observers.jax_privacy._clipping import JaxClip
 from dpaudit.observers.step import observe_step
@@ -27,7 +26,7 @@ from dpaudit.training.data import Dataset
 from dpaudit.training.faults import Unclipped
 
 jax_is_new = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
-CLAIMED = {"noise_multiplier": 1.0, "sample_rate": RATE}
+CLAIMED = ClaimedStep(noise_multiplier=1.0, sample_rate=RATE)
 
 
 def names(found):
@@ -133,9 +132,9 @@ def rows_of(batches, num_examples):
     record = BatchRecord("which examples are unknown")
     record.tests_sizes, record.rows = True, RowRecord(num_examples)
     for batch in batches:
-        record.use(len(batch))
+        record.match_step(len(batch))
         record.rows.observe(np.asarray(batch, np.uint64) + np.uint64(1))
-    return record.results(**CLAIMED)
+    return record.results(CLAIMED)
 
 
 def test_what_tests_of_rows_assume_is_part_of_the_result():
@@ -167,12 +166,12 @@ def test_sizes_that_are_not_tested_are_named(is_exact, sample_rate, text):
     record = BatchRecord("which examples are unknown")
     record.tests_sizes = True
     for size in (9, 10, 12, 7):
-        record.use(size, is_exact=is_exact)
-    found = record.results(noise_multiplier=1.0, sample_rate=sample_rate)
+        record.match_step(size, is_exact=is_exact)
+    found = record.results(ClaimedStep(noise_multiplier=1.0, sample_rate=sample_rate))
     assert [one.name for one in found.checks] == ([] if text else ["batch-sizes"])
     gaps = [one for one in found.not_covered if one.startswith("batch sizes are not tested")]
     assert [text in gap for gap in gaps] == ([True] if text else [])
-    sure = record.results(noise_multiplier=1.0, sample_rate=1.0)  # every batch is the whole data set
+    sure = record.results(ClaimedStep(noise_multiplier=1.0, sample_rate=1.0))  # every batch is the whole data set
     assert sure.not_covered == ("which examples are unknown",)
 
 
@@ -216,44 +215,44 @@ def test_a_step_function_says_that_its_batches_are_not_tested():
 
 
 def step(norm, rows, **options):
-    return StepSum(norm=norm, limit=float(rows), rows=rows, max_grad_norm=1.0, **options)
+    return ObservedStep(example_sum_norm=norm, num_rows=rows, **options)
 
 
 def test_a_sum_at_its_limit_is_correct_in_any_precision():
     for eps, norm in [(2.0**-23, 4.002), (2.0**-8, 4.1)]:
         record = SumRecord()
-        record.observe(step(norm, 4), eps=eps)
-        assert not record.results(**CLAIMED).certain
-        record.observe(step(1.1 * norm, 4), eps=eps)
-        assert names(record.results(**CLAIMED)) == {"sum-norm"}
+        record.observe(step(norm, 4, eps=eps))
+        assert not record.results(CLAIMED).certain
+        record.observe(step(1.1 * norm, 4, eps=eps))
+        assert names(record.results(CLAIMED)) == {"sum-norm"}
 
 
 def test_only_as_many_rows_as_were_drawn_are_correct():
     record = BatchRecord()
     for drawn in (3, 0, 5):  # an empty batch may be filled
-        record.draw(np.arange(drawn), 10)
-    assert not any(record.exceeds(rows) for rows in range(10))
-    assert record.exceeds(10)
-    assert [record.use(rows) for rows in (3, 1, 5)] == [3, 0, 5]
-    assert not record.results(**CLAIMED).certain
-    record.use(1)
-    assert names(record.results(**CLAIMED)) == {"rows-drawn"}
+        record.add_drawn_batch(np.arange(drawn), 10)
+    assert not any(record.would_exceed(rows) for rows in range(10))
+    assert record.would_exceed(10)
+    assert [record.match_step(rows) for rows in (3, 1, 5)] == [3, 0, 5]
+    assert not record.results(CLAIMED).certain
+    record.match_step(1)
+    assert names(record.results(CLAIMED)) == {"rows-drawn"}
 
 
 def test_a_loop_that_starts_before_the_observer_is_not_compared():
     record = BatchRecord("start it inside")
-    record.use(4)
-    record.draw(np.arange(2), 10)
-    record.use(9)
-    assert record.results(**CLAIMED).not_covered == ("start it inside",)
-    assert not record.results(**CLAIMED).certain
+    record.match_step(4)
+    record.add_drawn_batch(np.arange(2), 10)
+    record.match_step(9)
+    assert record.results(CLAIMED).not_covered == ("start it inside",)
+    assert not record.results(CLAIMED).certain
 
 
 def test_batches_that_are_followed_and_reported_are_refused():
     record = BatchRecord()
-    record.draw(np.arange(2), 10)
+    record.add_drawn_batch(np.arange(2), 10)
     with pytest.raises(dpaudit.InputError, match="Expected no observe_batch"):
-        record.observe(np.arange(2), 10)
+        record.add_reported_batch(np.arange(2), 10)
 
 
 def test_correct_batches_of_unknown_examples_have_valid_p_values():
@@ -262,8 +261,8 @@ def test_correct_batches_of_unknown_examples_have_valid_p_values():
         record = BatchRecord("unknown")
         record.tests_sizes = True
         for size in rng.binomial(NUM_EXAMPLES, RATE, 60):
-            record.use(int(size))
-        found += [check.p_value for check in record.results(**CLAIMED).checks]
+            record.match_step(int(size))
+        found += [check.p_value for check in record.results(CLAIMED).checks]
     assert len(found) == 400
     assert np.mean(np.array(found) < 0.05) < 0.08
 
@@ -283,8 +282,8 @@ def test_the_cause_of_numbers_of_rows_that_poisson_sampling_does_not_have(change
     rng, record = np.random.default_rng(0), BatchRecord("unknown")
     record.tests_sizes = True
     for size in rng.binomial(200, 0.1, 300):
-        record.use(change(int(size)))
-    found = record.results(noise_multiplier=1.0, sample_rate=0.1)
+        record.match_step(change(int(size)))
+    found = record.results(ClaimedStep(noise_multiplier=1.0, sample_rate=0.1))
     diagnosis = Diagnosis.of(found.checks, confidence=1 - LEVEL)
     assert [finding.name for finding in diagnosis.findings] == ([] if expected is None else ["batch-sizes"])
     assert expected is None or expected in diagnosis.likely_causes()[0]

@@ -10,10 +10,11 @@ import pytest
 from scipy import stats
 
 import dpaudit
+from dpaudit.diagnostics import NoiseCheck, ObservedStep
 from dpaudit.diagnostics._diagnosis import joint_causes
 from dpaudit.pytest_plugin._fixture import DpAudit, canary_line, noise_line
 from dpaudit.pytest_plugin._session import AuditSession
-from dpaudit.recording import DPSGDParams, NoiseLog, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
+from dpaudit.recording import DPSGDParams, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
 from dpaudit.recording._joint_verdict import ScoreSummary
 
 READ = DPSGDParams(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
@@ -34,12 +35,12 @@ def properties(audit):
 
 def recorded(noise=lambda rng, _: rng.standard_normal(COUNT), signal=1.0, num_steps=200):
     """What an observer would have recorded of a training with such noise."""
-    parts = {"noise": NoiseLog(), "signal": 1.0, "facts": lambda: FACTS}
+    parts = {"checks": [NoiseCheck()], "signal": 1.0, "facts": lambda: FACTS}
     recorder = Recorder(claim=ReadClaim(lambda: READ), num_steps=None, **parts)
     rng = np.random.default_rng(0)
     for index in range(num_steps):
         drawn, present = noise(rng, index), rng.random(COUNT) < 0.5
-        recorder.noise.observe(drawn, np.zeros(COUNT), (COUNT // 2, COUNT // 2), norm=1.0, eps=0.0)
+        recorder.observe(ObservedStep.of_release(drawn, np.zeros(COUNT), leaves=(COUNT // 2, COUNT // 2)))
         recorder.record(drawn + signal * present, present)
     return recorder
 
@@ -166,10 +167,10 @@ def test_tests_alone_can_fail_a_test():
 def test_recorders_of_sampled_canaries_are_taken():
     rng = np.random.default_rng(0)
     present = rng.random(500) < 0.5
-    recorder = WholeRunRecorder(present, claim=ReadClaim(lambda: READ), noise=NoiseLog(), signal=1.0)
+    recorder = WholeRunRecorder(present, claim=ReadClaim(lambda: READ), checks=[NoiseCheck()], signal=1.0)
     for _ in range(30):
         noise, joined = rng.standard_normal(500), present & (rng.random(500) < 0.05)
-        recorder.noise.observe(noise[:COUNT], np.zeros(COUNT), (COUNT,), norm=1.0, eps=0.0)
+        recorder.observe(ObservedStep.of_release(noise[:COUNT], np.zeros(COUNT), leaves=(COUNT,)))
         recorder.record(noise + joined, joined)
     audited = fixture()(recorder)
     assert audited.result.verdict is not dpaudit.Verdict.VIOLATION

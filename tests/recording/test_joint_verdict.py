@@ -11,10 +11,18 @@ import pytest
 from statistical_limits import most_flagged
 
 import dpaudit
-from dpaudit.diagnostics import CheckResults, Diagnosis, Finding
+from dpaudit.diagnostics import (
+    CheckResults,
+    ClaimedStep,
+    CoordinateSample,
+    Diagnosis,
+    Finding,
+    NoiseCheck,
+    ObservedStep,
+)
 from dpaudit.diagnostics._diagnosis import joint_causes
 from dpaudit.observers._replay_result import ReplayResult
-from dpaudit.recording import DPSGDParams, NoiseLog, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
+from dpaudit.recording import DPSGDParams, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
 
 COUNT = 32
 READ = DPSGDParams(
@@ -28,13 +36,13 @@ def recorded(
     level: Any = 1.0, *, num_steps: int = 60, seed: int = 0, planned: int | None = None, **parts: Any
 ) -> Recorder:
     """What an observer would have recorded of steps with this noise, a number or one per step."""
-    options: dict[str, Any] = {"claim": CLAIM, "noise": NoiseLog(), "signal": 1.0}
+    options: dict[str, Any] = {"claim": CLAIM, "checks": [NoiseCheck()], "signal": 1.0}
     recorder, rng = Recorder(num_steps=planned, **(options | parts)), np.random.default_rng(seed)
     levels = np.broadcast_to(level, num_steps)
     for index in range(num_steps):
         drawn, present = levels[index] * rng.standard_normal(COUNT), rng.random(COUNT) < 0.5
-        if recorder.tests_noise and isinstance(recorder._tests.noise, NoiseLog):
-            recorder.noise.observe(drawn, np.zeros(COUNT), (COUNT // 2, COUNT // 2), norm=1.0, eps=0.0)
+        if recorder.tests_noise:
+            recorder.observe(ObservedStep.of_release(drawn, np.zeros(COUNT), leaves=(COUNT // 2, COUNT // 2)))
         recorder.record(drawn + present, present)
     return recorder
 
@@ -47,7 +55,7 @@ def one_missing() -> Any:
 class Certain:
     """A check that finds something without statistics."""
 
-    def results(self, **_: Any) -> CheckResults:
+    def results(self, claimed: ClaimedStep) -> CheckResults:  # noqa: ARG002
         found = Finding.certain("sum-norm", "The sum is longer than its rows allow.")
         return CheckResults(certain=(found,), not_covered=("the loader is not tested",))
 
@@ -127,7 +135,7 @@ def test_whether_to_test_is_checked_before_the_first_step() -> None:
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        ({"noise": None}, "only the scores of this run were recorded"),
+        ({"checks": []}, "only the scores of this run were recorded"),
         ({"claim": dpaudit.Claim.approximate_dp(epsilon=8.0, delta=1e-5)}, "not about Gaussian noise"),
     ],
 )
@@ -186,15 +194,15 @@ def test_a_parameter_without_noise_is_named() -> None:
 
 
 def test_names_of_an_observer_reach_the_findings() -> None:
-    log, rng = NoiseLog(), np.random.default_rng(0)
-    log.names = ["fc.bias", "fc.weight"]
-    for _ in range(60):
-        noise = rng.standard_normal(COUNT) * np.where(np.arange(COUNT) < 8, 0.1, 1.0)
-        log.observe(noise, np.zeros(COUNT), (8, COUNT - 8), norm=1.0, eps=0.0)
-    found = log.diagnose(noise_multiplier=1.0, confidence=0.99)
-    assert "The noise of leaf fc.bias is 0." in str(found)
-    log.names = ["the same", "the same"]
-    assert "The noise of leaf 0 is 0." in str(log.diagnose(noise_multiplier=1.0, confidence=0.99))
+    for names, expected in ((["fc.bias", "fc.weight"], "fc.bias"), (["the same", "the same"], "0")):
+        check, rng = NoiseCheck(), np.random.default_rng(0)
+        leaves = CoordinateSample.of([8, COUNT - 8]).named(names)
+        for _ in range(60):
+            noise = rng.standard_normal(COUNT) * np.where(np.arange(COUNT) < 8, 0.1, 1.0)
+            check.observe(ObservedStep(noise=noise, leaves=leaves))
+        results = check.results(ClaimedStep(noise_multiplier=1.0, confidence=0.99))
+        diagnosis = Diagnosis.of(results.checks, confidence=0.99)
+        assert f"The noise of leaf {expected} is 0." in str(diagnosis)
 
 
 def test_a_run_that_may_have_stopped_because_of_its_bound_has_a_verdict_without_tests() -> None:
@@ -223,7 +231,7 @@ def test_facts_without_statistics_join_and_are_plain_json() -> None:
 
 
 def test_what_is_not_covered_is_never_empty() -> None:
-    for result in (recorded().audit(), recorded(noise=None).audit(), recorded(tests=False).audit()):
+    for result in (recorded().audit(), recorded(checks=[]).audit(), recorded(tests=False).audit()):
         assert any(text.startswith("how batches are drawn is not tested") for text in result.not_covered)
         assert any("besides the noisy gradients of the observed steps" in text for text in result.not_covered)
         assert any(text.startswith("gradients that depend on other examples") for text in result.not_covered)
@@ -254,7 +262,7 @@ def test_tests_of_the_developer_share_the_error_of_a_recorder_without_noise() ->
     for _ in range(60):
         tests.observe_noise(0.5 * rng.standard_normal(COUNT))
         tests.observe_batch(np.flatnonzero(rng.random(400) < 0.05), num_examples=400)
-    result = recorded(noise=None).audit(tests=tests)
+    result = recorded(checks=[]).audit(tests=tests)
     assert result.refuted == ("mechanism",)
     assert result.confidence == 0.95
     assert result.bound.confidence == pytest.approx(0.96)
@@ -313,10 +321,10 @@ def test_whole_runs_share_the_error_too(monkeypatch: pytest.MonkeyPatch) -> None
     rng, present = np.random.default_rng(0), np.arange(COUNT) % 2 == 0
     numbers: dict[str, Any] = {"noise_multiplier": 1.0, "sample_rate": 0.5, "num_steps": 40, "delta": 1e-5}
     for tests in (True, False):
-        recorder = WholeRunRecorder(present, noise=NoiseLog(), tests=tests, **numbers)
+        recorder = WholeRunRecorder(present, checks=[NoiseCheck()], tests=tests, **numbers)
         for index in range(40):
             noise = (index != 20) * rng.standard_normal(COUNT)
-            recorder.noise.observe(noise, np.zeros(COUNT), (COUNT,), norm=1.0, eps=0.0)
+            recorder.observe(ObservedStep.of_release(noise, np.zeros(COUNT), leaves=(COUNT,)))
             recorder.record(noise)
         result = recorder.audit()
         assert result.refuted == (("mechanism",) if tests else ())
@@ -374,13 +382,13 @@ def test_tests_of_several_audits_have_their_error_rate_once() -> None:
         assert middle.diagnosis is not None
         assert any("before the planned end" in note for note in middle.notes)
         spent.append(1 - middle.diagnosis.confidence)
-    resumed = Recorder(claim=CLAIM, noise=NoiseLog(), signal=1.0, num_steps=60)
+    resumed = Recorder(claim=CLAIM, checks=[NoiseCheck()], signal=1.0, num_steps=60)
     resumed.load_state_dict(recorder.state_dict())
     rng = np.random.default_rng(5)
     for running in (recorder, resumed):
         for _ in range(30):
             drawn, present = rng.standard_normal(COUNT), rng.random(COUNT) < 0.5
-            running.noise.observe(drawn, np.zeros(COUNT), (COUNT // 2, COUNT // 2), norm=1.0, eps=0.0)
+            running.observe(ObservedStep.of_release(drawn, np.zeros(COUNT), leaves=(COUNT // 2, COUNT // 2)))
             running.record(drawn + present, present)
         end = running.audit()
         assert end.diagnosis is not None
@@ -408,7 +416,7 @@ def test_a_run_that_continues_after_its_last_audit_has_no_error_rate_left_for_te
     recorder.audit()
     for _ in range(30):
         drawn, present = rng.standard_normal(COUNT), rng.random(COUNT) < 0.5
-        recorder.noise.observe(drawn, np.zeros(COUNT), (COUNT // 2, COUNT // 2), norm=1.0, eps=0.0)
+        recorder.observe(ObservedStep.of_release(drawn, np.zeros(COUNT), leaves=(COUNT // 2, COUNT // 2)))
         recorder.record(drawn + present, present)
     result = recorder.audit()
     assert result.diagnosis is None
@@ -417,13 +425,13 @@ def test_a_run_that_continues_after_its_last_audit_has_no_error_rate_left_for_te
 
 def test_a_whole_run_that_continues_is_not_tested_again() -> None:
     recorder = WholeRunRecorder(
-        np.arange(COUNT) % 2 == 0, claim=ReadClaim(lambda: READ, GIVEN), noise=NoiseLog()
+        np.arange(COUNT) % 2 == 0, claim=ReadClaim(lambda: READ, GIVEN), checks=[NoiseCheck()]
     )
     rng, tested = np.random.default_rng(0), []
     for _ in range(2):
         for _ in range(30):
             drawn = rng.standard_normal(COUNT)
-            recorder.noise.observe(drawn, np.zeros(COUNT), (COUNT // 2, COUNT // 2), norm=1.0, eps=0.0)
+            recorder.observe(ObservedStep.of_release(drawn, np.zeros(COUNT), leaves=(COUNT // 2, COUNT // 2)))
             recorder.record(drawn)
         tested += [recorder.audit().diagnosis is not None, recorder.audit().diagnosis is not None]
     assert tested == [True, True, False, False]

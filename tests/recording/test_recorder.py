@@ -8,7 +8,8 @@ from statistical_limits import LEVEL, most_flagged
 
 import dpaudit
 from dpaudit import _provenance
-from dpaudit.recording import NoiseLog, UntestedError, WholeRunRecorder
+from dpaudit.diagnostics import NoiseCheck
+from dpaudit.recording import UntestedError, WholeRunRecorder
 from dpaudit.report import Run
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
@@ -305,13 +306,11 @@ def test_a_recorder_of_scores_alone_has_no_noise_to_test(recorder):
     assert not recorder.tests_noise
     with pytest.raises(UntestedError, match="which logs the noise of each step, got one without noise"):
         recorder.diagnose()
-    with pytest.raises(UntestedError, match="which logs the noise of each step, got one without noise"):
-        recorder.noise.observe(np.zeros(2), np.zeros(2), (2,), norm=1.0, eps=0.0)
 
 
 def test_a_claim_that_is_not_of_gaussian_noise_leaves_nothing_to_test():
     claim = dpaudit.Claim.approximate_dp(epsilon=1.0, delta=1e-5)
-    recorder = dpaudit.Recorder(claim=claim, num_steps=3, noise=NoiseLog())
+    recorder = dpaudit.Recorder(claim=claim, num_steps=3, checks=[NoiseCheck()])
     with pytest.raises(UntestedError, match="a claim about Gaussian noise to test the noise against, got"):
         recorder.diagnose(noise_multiplier=1.0)
 

@@ -8,7 +8,7 @@ from digits_training import dpsgd_training, finished
 from statistical_limits import LEVEL, most_flagged
 
 from dpaudit import InputError, Verdict
-from dpaudit.diagnostics._sum_checks import StepSum
+from dpaudit.diagnostics import ObservedStep, SumChange
 from dpaudit.training import Diagnose, GaussianSum, OneRun, Training, faults
 from dpaudit.training.gradients import flat_parameters
 from dpaudit.training.models import mlp
@@ -108,9 +108,8 @@ def test_a_diagnosis_goes_on_after_a_checkpoint(train):
 def test_what_sums_showed_before_a_checkpoint_is_not_forgotten(train):
     first, second = Diagnose(), Diagnose()
     stopped = train(first, num_steps=4, build=small, **NOISE)
-    first.sums.observe(StepSum(norm=9.0, limit=3.0, rows=3, max_grad_norm=1.0))
-    first.sums.observe_change(2.0, 1.0, is_scaled=True)
-    first.sums.skip()
+    first.sums.observe(ObservedStep(example_sum_norm=9.0, num_rows=3))
+    first.sums.observe(ObservedStep(sum_changes=(SumChange(2.0, 1.0, is_scaled=True),)))
     resumed = dpsgd_training(second, build=small, data=stopped.data, num_steps=4, **NOISE)
     state = stopped.state_dict()
     resumed.load_state_dict(state)
@@ -118,16 +117,16 @@ def test_what_sums_showed_before_a_checkpoint_is_not_forgotten(train):
     assert "sum-norm" in names(second)
     saved = second.state_dict()
     with pytest.raises(InputError, match="the sums of steps that was created in the same way, got a damaged"):
-        second.load_state_dict({**saved, "step_sums": {"num_steps": 3}})
+        second.load_state_dict({**saved, "SumRecord": {"num_steps": 3}})
 
 
 def test_of_a_large_model_a_thousand_coordinates_are_kept_and_the_largest_noise_of_all(train):
     hook = Diagnose()
     training = train(hook, num_steps=5, build=small, **NOISE)
-    noise = hook.record.state_dict()["noise"]
+    noise = hook.state_dict()["NoiseCheck"]["noise"]
     assert training.num_parameters > 1100 > noise["num_parameters"]
     assert list(noise["leaves"]) == [name for name, _ in training.model.named_parameters()]
-    assert {count for _, count in noise["largest"]} == {training.num_parameters}
+    assert {count for _, count in hook.noise.record().largest} == {training.num_parameters}
 
 
 def test_noise_that_is_not_finite_is_refused_at_any_coordinate(train):

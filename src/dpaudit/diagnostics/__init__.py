@@ -5,8 +5,30 @@ took part in which step against Poisson sampling.
 """
 
 from dpaudit.diagnostics._causes import likely_causes
-from dpaudit.diagnostics._diagnosis import CheckResults, Diagnosis, Diagnostics
-from dpaudit.diagnostics._noise_tests import Amount
-from dpaudit.diagnostics._p_values import Check, Finding
+from dpaudit.diagnostics._coordinate_layout import CoordinateSample, Leaves
+from dpaudit.diagnostics._diagnosis import Diagnosis
+from dpaudit.diagnostics._noise_check import Diagnostics, NoiseCheck
+from dpaudit.diagnostics._p_values import Amount, Check, CheckResults, Finding
+from dpaudit.diagnostics._step import ClaimedStep, NoiseMaximum, ObservedStep, RunCheck, StepCheck, SumChange
+from dpaudit.diagnostics._sum_checks import BatchRecord, SumRecord
 
-__all__ = ["Amount", "Check", "CheckResults", "Diagnosis", "Diagnostics", "Finding", "likely_causes"]
+__all__ = [
+    "Amount",
+    "BatchRecord",
+    "Check",
+    "CheckResults",
+    "ClaimedStep",
+    "CoordinateSample",
+    "Diagnosis",
+    "Diagnostics",
+    "Finding",
+    "Leaves",
+    "NoiseCheck",
+    "NoiseMaximum",
+    "ObservedStep",
+    "RunCheck",
+    "StepCheck",
+    "SumChange",
+    "SumRecord",
+    "likely_causes",
+]

@@ -17,8 +17,7 @@ from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._causes import ALSO_ABSENT
 from dpaudit.diagnostics._clipping_causes import CanaryBatch, clipping_cause, skipped_rows
 from dpaudit.diagnostics._data_tests import StepEnergies
-from dpaudit.diagnostics._diagnosis import CheckResults
-from dpaudit.diagnostics._p_values import Check
+from dpaudit.diagnostics._p_values import Check, CheckResults
 
 _ROUNDING = 1e-3  # in clipping norms
 _ROUNDINGS = 4.0  # rounding errors of a clipped canary, in units of the precision of gradients

@@ -23,6 +23,7 @@ SKETCH = 1024  # coordinates that are kept for every step
 _MAX_COORDINATES = 2**20  # coordinates kept for a large model
 _PREFIX = 256  # leading coordinates of each leaf that are compared with those of other leaves
 _MAX_COMPARED = 64  # leaves that are compared with each other
+MAX_SAMPLED = 1024  # coordinates that an observer reads, which takes a few microseconds per step
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ class Layout:
     compared: IntArray
     """The leaves that are compared with each other."""
     heads: IntArray
-    """Their leading kept coordinates: leaves x coordinates, -1 beyond the end of a short leaf."""
+    """Their leading coordinates in the sketch: leaves x coordinates, -1 beyond the last of a leaf."""
 
     @classmethod
     def of(cls, num_parameters: int, leaves: Leaves | None) -> Layout:
@@ -55,15 +56,16 @@ class Layout:
         starts = np.searchsorted(coordinates, offsets)
         sizes = np.diff(np.append(starts, coordinates.size))
         compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), _MAX_COMPARED)).astype(np.int64))
+        sketch = _sketched(starts, sizes, min(SKETCH, coordinates.size))
         return cls(
             num_parameters=num_parameters,
             leaves=named,
             kept=kept,
             starts=starts,
             sizes=sizes,
-            sketch=_sketched(starts, sizes, min(SKETCH, coordinates.size)),
+            sketch=sketch,
             compared=compared,
-            heads=_heads(starts[compared], sizes[compared]),
+            heads=_heads(sketch, starts[compared], sizes[compared]),
         )
 
     @property
@@ -125,7 +127,48 @@ def _sketched(starts: IntArray, sizes: IntArray, count: int) -> IntArray:
     return np.sort(np.concatenate([firsts, others[~np.isin(others, firsts)][: count - firsts.size]]))
 
 
-def _heads(starts: IntArray, sizes: IntArray) -> IntArray:
-    width = int(min(_PREFIX, sizes.max()))
-    steps = np.arange(width)
-    return np.where(steps < sizes[:, None], starts[:, None] + steps, -1)
+def _heads(sketch: IntArray, starts: IntArray, sizes: IntArray) -> IntArray:
+    """Return where the first coordinates of each leaf are in the sketch, as far as none is left out."""
+    firsts = np.searchsorted(sketch, starts)
+    offsets = np.arange(min(_PREFIX, int(sizes.max())))
+    places = np.minimum(firsts[:, None] + offsets, sketch.size - 1)
+    is_head = (sketch[places] == starts[:, None] + offsets) & (offsets < sizes[:, None])
+    heads: IntArray = np.where(is_head, places, -1)
+    return heads[:, : max(1, int(is_head.sum(axis=1).max()))]
+
+
+@dataclass(frozen=True, eq=False)
+class CoordinateSample:
+    """Coordinates whose noise is logged: all for a small model, the same ones of each leaf for a large model.
+
+    The sample includes the first coordinates of each leaf (one parameter tensor), where an RNG that is
+    reseeded for each leaf repeats its noise, and some at growing distances.
+    """
+
+    indices: IntArray
+    leaves: tuple[int, ...]
+    """The number of coordinates in each leaf."""
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> CoordinateSample:
+        """Choose from the concatenation of leaves with these sizes."""
+        offsets = np.cumsum([0, *sizes])[:-1]
+        if sum(sizes) <= MAX_SAMPLED:
+            return cls(np.arange(sum(sizes)), tuple(sizes))
+        inside = _inside(max(1, MAX_SAMPLED // len(sizes)), max(sizes))
+        num_chosen = min(len(sizes), MAX_SAMPLED)
+        chosen = np.unique(np.linspace(0, len(sizes) - 1, num_chosen).astype(np.int64))
+        parts = [offsets[leaf] + inside[inside < sizes[leaf]] for leaf in chosen]
+        return cls(np.concatenate(parts), tuple(part.size for part in parts))
+
+    def named(self, names: Sequence[str]) -> Leaves:
+        """Return the number of coordinates in each leaf, by name if each leaf has one of its own."""
+        is_named = len(names) == len(set(names)) == len(self.leaves)
+        return dict(zip(names, self.leaves, strict=True)) if is_named else self.leaves
+
+
+def _inside(count: int, size: int) -> IntArray:
+    """Choose coordinates within a leaf: half at its beginning, the others at growing distances."""
+    first = np.arange(-(-count // 2))
+    rest = np.geomspace(first.size, max(size - 1, first.size), count - first.size)
+    return np.unique(np.concatenate([first, rest.astype(np.int64)]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -425,11 +424,9 @@ def _is_filtered(record: NoiseRecord) -> bool:
         return False
     if _largest_correlation(new[lags:], lags) > _LEFT_OVER * _largest_correlation(rows, lags):
         return False
-    rest = copy(record)
-    sums = {"known": record.known, "examples": record.known_examples}
-    halves = {name: None if one is None else one[:, 1::2] for name, one in sums.items()}
-    rest.share(rows=new.astype(np.float32), grid=record.grid, **halves)
-    by_sum = noise_by_sum(rest)
+    sums = {"known": record.known, "known_examples": record.known_examples}
+    halves = {name: None if rows is None else rows[:, 1::2] for name, rows in sums.items()}
+    by_sum = noise_by_sum(record.with_rows(new.astype(np.float32), grid=record.grid, **halves))
     return by_sum is None or by_sum.p_value > _SUSPICIOUS
 
 

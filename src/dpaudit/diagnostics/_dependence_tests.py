@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
@@ -316,10 +315,8 @@ def _without(penalty: FloatArray, record: NoiseRecord, *, jumps: bool = False) -
     product, squared, changed, own = (_by_leaf(one.sum(axis=0), sizes) for one in energies)
     factors = np.maximum(product, 0.0) / np.maximum(squared, np.finfo(np.float64).tiny)
     factors[(factors**2 * changed > _SLOW**2 * own) & (not jumps)] = 0.0
-    rest = copy(record)
-    found = (rows - penalty * np.repeat(factors, sizes)).astype(np.float32)
-    rest.share(rows=found, few_rows=found[:, :FEW_COORDINATES], few_steps=record.steps)
-    return rest
+    rest = (rows - penalty * np.repeat(factors, sizes)).astype(np.float32)
+    return record.with_rows(rest, few_rows=rest[:, :FEW_COORDINATES], few_steps=record.steps)
 
 
 def _by_leaf(values: FloatArray, sizes: Sequence[int]) -> FloatArray:

@@ -16,15 +16,8 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.diagnostics._causes import LOCALIZING, NO_NOISE, SAMPLING, likely_causes
-from dpaudit.diagnostics._coordinate_layout import Leaves
-from dpaudit.diagnostics._data_tests import with_cause_of_correlation
-from dpaudit.diagnostics._dependence_tests import drift_note, explained
-from dpaudit.diagnostics._lattice_tests import is_coarse
-from dpaudit.diagnostics._noise_record import NoiseRecord
-from dpaudit.diagnostics._noise_tests import PUBLIC_TESTS, Amount, noise_amount, noise_checks
-from dpaudit.diagnostics._p_values import RESOLUTION, SMALLEST_P_VALUE, Check, Finding
-from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
-from dpaudit.errors import FindingError, InputError
+from dpaudit.diagnostics._p_values import SMALLEST_P_VALUE, Amount, Check, CheckResults, Finding
+from dpaudit.errors import FindingError
 
 _SHARE_OF_TESTS = 0.2  # share of the error rate for the tests; the rest is for the bound
 _MOST_CAUSES = 4  # more of them do not help
@@ -32,7 +25,6 @@ _SHARED = 16.0  # squared sums over a leaf are never this many times too large b
 _SAME = 0.95  # correlation above which noise counts as repeated, not merely correlated
 _WEAK = 0.1  # correlation below which noise of low rank is a likelier cause
 _SCATTER = 1.5  # by accident, the least noise of a coordinate is below that of its leaf, but not by more
-_SCHEDULED = "whether the noise multiplier, which changed during the run, depends on the data is not tested"
 _PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
 # Causes come before their consequences: repeated or shared noise also has unusual amounts, and shuffled
 # batches also have a fixed size.
@@ -62,188 +54,6 @@ _ORDER = (
     "batch-overlap",
     "batch-sizes",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckResults:
-    """What one part of an audit found: tests that share an error rate, and facts that need none."""
-
-    checks: tuple[Check, ...] = ()
-    certain: tuple[Finding, ...] = ()
-    """Findings that need no statistics; see :meth:`Finding.certain`."""
-    notes: tuple[str, ...] = ()
-    not_covered: tuple[str, ...] = ()
-    """Sentences that name what could not be checked, and why."""
-    assumptions: tuple[str, ...] = ()
-    """What the tests rest on besides the claim, and cannot check."""
-
-
-class Diagnostics:
-    """Collector of noise and batches, step by step and in bounded memory; ``diagnose()`` runs the tests.
-
-    Several runs may be observed one after another: noise that two of them share is detected as well. The
-    number of steps must not depend on the data observed.
-
-    >>> import numpy as np
-    >>> rng, record = np.random.default_rng(0), Diagnostics(sample_rate=0.1)
-    >>> for _ in range(100):
-    ...     record.observe_noise(0.5 * rng.standard_normal(20))
-    ...     record.observe_batch(np.flatnonzero(rng.random(200) < 0.1), num_examples=200)
-    >>> [finding.name for finding in record.diagnose().findings]
-    ['noise-variance']
-    """
-
-    def __init__(self, *, sample_rate: float | None = None) -> None:
-        self.sample_rate = None if sample_rate is None else _validate.sample_rate(sample_rate)
-        self._noise = NoiseRecord()
-        self._participation = ParticipationRecord()
-
-    def observe_noise(
-        self,
-        residual: Any,
-        leaves: Leaves | None = None,
-        *,
-        rounding: float = 0.0,
-        known: Any = None,
-        examples: Any = None,
-        released: Any = None,
-        weights: Any = None,
-        precision: Any = None,
-        largest: tuple[float, float] | None = None,
-        batch_size: float | None = None,
-        sum_norm: float | None = None,
-        longest: float | None = None,
-        num_canaries: float | None = None,
-        noise_multiplier: float | None = None,
-    ) -> None:
-        """Add the noise of one step: its release minus the known sum, in claimed standard deviations.
-
-        ``residual`` is a vector; ``leaves`` are the sizes of the parameters it consists of, in order, with
-        their names if they have any. A few coordinates are enough if they are the same in every step.
-        ``rounding`` is the largest rounding error of a coordinate in the same units, if it exceeds 0.001, as
-        in sums of many single-precision numbers.
-
-        More can be tested if more is known. ``known`` is the sum that was subtracted, at the same coordinates
-        and in the same units, given in all steps or in none; ``examples`` is the same without canaries, which
-        may be much longer. ``released`` is the release at the same coordinates, exactly as it was returned,
-        in any units: its numbers show its precision. If it is not available, ``precision`` is the relative
-        precision of these numbers, one or one per coordinate; the default is single precision. ``weights``
-        are those of the model before the step at the same coordinates, given in all steps or in none, so that
-        weight decay after the noise is not mistaken for a leak. ``largest`` is the largest absolute noise
-        over all coordinates of the model, in the units of the noise, and their number. The others describe
-        the step: the size of its batch, the norm of its sum, its longest gradient, the number of canaries in
-        it, and the noise multiplier that it states, which may follow a public schedule.
-        """
-        self._noise.observe(
-            residual,
-            leaves,
-            _validate.at_least("rounding", rounding, 0.0),
-            known=known,
-            examples=examples,
-            released=released,
-            weights=weights,
-            precision=precision,
-            largest=largest,
-            covariates={
-                "batch_size": batch_size,
-                "sum_norm": sum_norm,
-                "longest": longest,
-                "num_canaries": num_canaries,
-                "noise_multiplier": noise_multiplier,
-            },
-        )
-
-    def observe_noise_of_steps(
-        self,
-        residuals: Any,
-        leaves: Leaves | None = None,
-        *,
-        rounding: float = 0.0,
-        known: Any = None,
-        examples: Any = None,
-        released: Any = None,
-        weights: Any = None,
-        precision: Any = None,
-        largest: Sequence[tuple[float, float]],
-        described: Sequence[Mapping[str, float | None]],
-    ) -> None:
-        """Add the noise of consecutive steps: arrays are steps x coordinates, others have one entry per step.
-
-        ``described`` are the numbers that describe a step, such as ``batch_size``. The result is the same as
-        that of one call of :meth:`observe_noise` per step, in a fraction of the time.
-        """
-        parts = {"known": known, "examples": examples, "released": released, "weights": weights}
-        self._noise.observe_steps(
-            residuals,
-            leaves,
-            _validate.at_least("rounding", rounding, 0.0),
-            parts={name: part for name, part in parts.items() if part is not None},
-            precision=precision,
-            largest=largest,
-            covariates=described,
-        )
-
-    def observe_batch(self, indices: Any, num_examples: int) -> None:
-        """Add one batch: the indices of its examples in a data set of ``num_examples``."""
-        self._participation.observe(indices, num_examples)
-
-    def observe_batch_size(self, size: int, num_examples: int) -> None:
-        """Add the size of one batch whose examples are unknown."""
-        self._participation.observe_size(size, num_examples)
-
-    def diagnose(self, confidence: float = 0.95) -> Diagnosis:
-        """Run all tests; a correct training run has any finding with probability at most 1 - confidence."""
-        _validate.confidence(confidence)
-        noise, participation = self._noise, self._participation
-        with noise.sharing():
-            checks, notes = explained(noise, noise_checks(noise, confidence), PUBLIC_TESTS)
-            checks = with_cause_of_correlation(noise, checks)
-            checks += participation_checks(participation, self.sample_rate)
-            if not checks:
-                raise InputError("Expected at least one observed step, got none: did training run?")
-            found = noise_amount(noise, confidence) if noise.num_steps else None
-            return Diagnosis.of(
-                checks,
-                confidence=confidence,
-                noise=found,
-                notes=[*self._notes(found), *notes],
-                not_covered=self._not_covered(),
-            )
-
-    def _not_covered(self) -> list[str]:
-        if self._noise.num_steps == 0:
-            return []
-        coarse, stated = is_coarse(self._noise), np.asarray(self._noise.covariates["noise_multiplier"])
-        gaps = [_SCHEDULED] if np.ptp(stated) > 0 else []  # NaN if a step states none
-        if coarse.any():
-            where = "" if coarse.all() else f" at {100 * coarse.mean():.0f} % of the coordinates"
-            gaps.append(
-                f"The release is in low precision{where}, which hides whether the noise was drawn on a "
-                "lattice or from a table: ties are not tested there."
-            )
-        return gaps
-
-    def _notes(self, noise: Amount | None) -> list[str]:
-        notes = []
-        if noise is not None and noise.low > 1 + RESOLUTION:
-            notes.append(f"The noise is {noise}: noise above the claim costs accuracy, not privacy.")
-        claimed, batches = self.sample_rate, self._participation
-        if claimed is not None and batches.num_steps:
-            rate, error = batches.drawn_rate, (claimed * (1 - claimed) / batches.num_trials) ** 0.5
-            if rate < claimed * (1 - RESOLUTION) - 4 * error:
-                notes.append(f"Examples are drawn at a rate of {rate:.4g}, below the claimed {claimed:.4g}.")
-        drift = drift_note(self._noise) if self._noise.num_steps else None
-        return notes if drift is None else [*notes, drift]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the observed state, for ``load_state_dict`` of an identically created collector."""
-        return {"noise": self._noise.state_dict(), "participation": self._participation.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a ``state_dict``."""
-        with _validate.restoring("Diagnostics()", state):
-            self._noise.load_state_dict(state["noise"])
-            self._participation.load_state_dict(state["participation"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +114,7 @@ class Diagnosis:
             confidence=self.confidence,
             certain=[*certain, *(finding for other in others for finding in other.certain)],
             notes=[*self.notes, *(note for other in others for note in other.notes)],
-            noise=self.noise,
+            noise=next((other.noise for other in others if other.noise is not None), self.noise),
             not_covered=[*self.not_covered, *(one for other in others for one in other.not_covered)],
             assumptions=[*self.assumptions, *(one for other in others for one in other.assumptions)],
         )

@@ -1,86 +1,340 @@
-"""Statistics of the noise of all steps that the noise tests need, in bounded memory.
+"""The noise of all steps, in bounded memory, and the statistics of it that the noise tests read.
 
-``NoiseRecord`` holds them, at the coordinates of a ``Layout``.
+:class:`NoiseLog` collects steps in clipping norms, because the claim may not be known yet. A
+:class:`NoiseRecord` is what the tests read: the same in claimed standard deviations, at the coordinates of a
+``Layout``, with the precision of the releases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import copy, deepcopy
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit._types import FloatArray, IntArray, ScoreArray
+from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._coordinate_layout import Layout, Leaves
-from dpaudit.diagnostics._number_formats import GRID_ERROR, SINGLE, FormatCheck
-from dpaudit.diagnostics._p_values import END, RESOLUTION, HeadTailBuffer, sure_signs, sure_single_signs
+from dpaudit.diagnostics._number_formats import FLOAT16, GRID_ERROR, SINGLE, FormatCheck
+from dpaudit.diagnostics._p_values import RESOLUTION, sure_single_signs
+from dpaudit.diagnostics._step import ObservedStep
 from dpaudit.errors import InputError, quoted
 
 _Array = TypeVar("_Array")
-COVARIATES = ("batch_size", "sum_norm", "longest", "num_canaries", "noise_multiplier")
+COVARIATES = {
+    "batch_size": "num_rows",
+    "sum_norm": "sum_norm",
+    "longest": "max_row_norm",
+    "num_canaries": "num_canaries",
+    "noise_multiplier": "noise_multiplier",
+}
 """Numbers of a step on which its noise must not depend, except for the noise multiplier that it states."""
 FEW_COORDINATES = 128
 """Coordinates that are kept for more steps, because equal noise needs few of them to be recognized."""
-# attributes of a record that its state holds unchanged
-_SUMS = ("energies", "step_energies", "sum_energy", "agreeing", "differing")
-_DESCRIPTIONS = ("precision", "rounding", "largest", "covariates")
+END_STEPS = 512  # steps whose vectors are kept at each end, because the time of most tests is limited
+FEW_STEPS = 2048  # steps at each end whose noise is kept at a few coordinates
+_VECTORS = {"total": "known", "examples": "examples", "weights": "weights"}  # and names of keywords
 
 
-class NoiseRecord:
-    """Summary of the noise of a training run: sums over all steps, and a few coordinates of every step.
+class NoiseLog:
+    """The noise of a run in clipping norms: sums over all steps, and vectors of the first and last ones.
 
-    It needs no more memory than a few gradients.
+    Vectors of a step hold the coordinates of a sketch: 1,024 at most. They take up to 18 MB from the first
+    step on, and every step 72 bytes more.
     """
 
     def __init__(self) -> None:
-        self.layout: Layout
-        self.energies: FloatArray
-        """The sum of squares of each coordinate."""
-        self.step_energies: list[float] = []
-        """The sum of squares of each step."""
-        self.step_sums: list[float] = []
-        """The sum of the noise of each step."""
-        self.sum_energy = 0.0
-        """The squared sum of signs of each leaf in each step, over the leaf's size, summed."""
-        self.agreeing: FloatArray
-        """For each pair of leaves, how many signs of their leading coordinates agree."""
-        self.differing: FloatArray
-        """For each pair of leaves, how many differ; the remaining numbers are too small to have a sign."""
-        self.num_signed = 0
-        """The number of steps whose signs are in these sums: those whose noise was given."""
-        self._resolution = RESOLUTION  # the largest rounding error that was given
-        self._sizes = np.zeros(2)  # of one release as given, and in claimed standard deviations
-        self.sketches = HeadTailBuffer(END)
-        self.few = HeadTailBuffer()
-        """The noise of more steps at the first coordinates of a sketch."""
-        self.sums = HeadTailBuffer(END)
-        """The known sums of the same steps and coordinates, if all were given."""
-        self.examples = HeadTailBuffer(END)
-        """The same without canaries."""
-        self.weight_rows = HeadTailBuffer(END)
-        """The weights before the same steps at the same coordinates, if all were given."""
-        self.formats = FormatCheck()
-        self.precision: FloatArray | None = None
-        """The relative precision of the release at each coordinate of a sketch, where it was given."""
-        self.rounding = 0.0
-        """The largest rounding error that was given without the precision of the release."""
-        self.largest: list[tuple[float, float]] = []
-        """The largest absolute noise of each step, and of how many coordinates."""
-        self.covariates: dict[str, list[float]] = {name: [] for name in COVARIATES}
+        self.layout: Layout | None = None
         self._leaves: Leaves | None = None  # of the latest step
-        self._shared: dict[str, Any] | None = None  # arrays that several tests need, during the tests
+        self._energies: FloatArray = np.zeros(0)  # the sum of squares of each coordinate
+        self._numbers = array("d")  # of each step: energy, sum, largest noise, of how many, covariates
+        self._ends, self._few = EndRows(END_STEPS), EndRows(FEW_STEPS)
+        self._formats = FormatCheck()
+        self._peaks: FloatArray = np.zeros(0)  # the largest release at each coordinate of a sketch
+        self._unit: float | None = None  # of a release, in clipping norms
+        self._eps: FloatArray | None = None
+        self._rounding = 0.0
+        self._unexplained_rounding = 0.0  # without the precision of the release
 
     @property
     def num_steps(self) -> int:
         """The number of observed steps."""
-        return len(self.step_energies)
+        return self._ends.num_seen
+
+    def observe(self, steps: Sequence[ObservedStep], attribute: str = "noise") -> None:
+        """Add consecutive steps; the noise of each is its ``attribute``."""
+        vectors = self._stacked([getattr(step, attribute) for step in steps], "noise", None)
+        numbers = [_numbers(step) for step in steps]
+        if self.layout is None:
+            self.layout = Layout.of(vectors.shape[1], steps[0].leaves)
+            self._energies = np.zeros(int(self.layout.sizes.sum()))
+        self._require_same_leaves(steps[-1].leaves)
+        kept = vectors if self.layout.kept is None else vectors[:, self.layout.kept]
+        noise = np.ascontiguousarray(kept, dtype=np.float64)
+        with np.errstate(over="ignore"):  # which the next line reports
+            squares = noise * noise
+        self._require_finite(noise, squares)
+        names = [name for name in _VECTORS if all(getattr(step, name) is not None for step in steps)]
+        sketch = {
+            name: self._sketch([getattr(step, name) for step in steps], _VECTORS[name]) for name in names
+        }
+        sketch["noise"] = noise[:, self.layout.sketch]
+        self._observe_format(steps, sketch)
+        for row in squares:  # one after another: the sum does not depend on how steps are grouped
+            self._energies += row
+        amounts = np.stack([squares.sum(axis=1), noise.sum(axis=1), np.sqrt(squares.max(axis=1))])
+        for (energy, total, most), (largest, covariates) in zip(amounts.T.tolist(), numbers, strict=True):
+            self._numbers.extend([energy, total, *(largest or (most, noise.shape[1])), *covariates])
+        if "weights" in sketch and np.abs(sketch["weights"]).max(initial=0.0) >= np.finfo(np.float32).max:
+            del sketch["weights"]
+        self._ends.add(sketch)
+        self._few.add({"noise": sketch["noise"][:, :FEW_COORDINATES]})
+
+    def _observe_format(self, steps: Sequence[ObservedStep], sketch: Mapping[str, FloatArray]) -> None:
+        """Add what the releases, or else the fields, show of the precision of the releases."""
+        rounding = max(step.rounding for step in steps)
+        self._rounding = max(self._rounding, rounding)
+        has_releases, eps = all(step.released is not None for step in steps), steps[-1].eps
+        if has_releases:
+            self._formats.observe_steps(self._sketch([step.released for step in steps], "released"))
+            self._unit = steps[-1].release_unit if steps[-1].release_unit is not None else self._unit
+        elif eps is None:
+            self._unexplained_rounding = max(self._unexplained_rounding, rounding)
+        if "total" in sketch:
+            peaks = np.abs(sketch["total"] + sketch["noise"]).max(axis=0)
+            self._peaks = np.maximum(self._peaks, peaks) if self._peaks.size else peaks
+            if has_releases and self._unit is None:  # the same in all steps
+                raw = np.abs(self._sketch([steps[0].released], "released")).sum()
+                scaled = np.abs(sketch["total"][0] + sketch["noise"][0]).sum()
+                self._unit = float(scaled / raw) if raw else None
+        if eps is not None:
+            assert self.layout is not None
+            numbers = np.asarray(eps, dtype=np.float64)
+            if numbers.ndim == 0:
+                finest = np.full(self.layout.sketch.size, float(numbers))
+            else:
+                finest = self._sketch([numbers], "precision")[0]
+            self._eps = finest if self._eps is None else np.maximum(self._eps, finest)
+
+    def _stacked(self, vectors: Sequence[Any], name: str, size: int | None) -> npt.NDArray[Any]:
+        """Return vectors of equal lengths as rows, or raise."""
+        arrays = [np.asarray(vector) for vector in vectors]
+        expected = size if self.layout is None else self.layout.num_parameters
+        for step, values in enumerate(arrays, self.num_steps):
+            length = arrays[0].size if expected is None else expected
+            if values.ndim == 1 and values.size == length > 0 and values.dtype.kind in "fiu":
+                continue
+            if name == "noise":
+                raise InputError(
+                    f"Expected the noise of step {step} as a vector of {length or 'some'} numbers, got shape "
+                    f"{values.shape} of {values.dtype}."
+                )
+            raise InputError(
+                f"Expected {name}=... of step {step} as {length} finite numbers, as many as those of the "
+                f"noise, got shape {values.shape}."
+            )
+        return np.stack(arrays)
+
+    def _sketch(self, vectors: Sequence[Any], name: str) -> FloatArray:
+        """Return the numbers at the coordinates that are kept for every step, steps x coordinates."""
+        assert self.layout is not None
+        values = self._stacked(vectors, name, self.layout.num_parameters)
+        kept = values if self.layout.kept is None else values[:, self.layout.kept]
+        rows = np.asarray(kept[:, self.layout.sketch], dtype=np.float64)
+        is_finite = np.isfinite(rows).all(axis=1)
+        if not is_finite.all():
+            raise InputError(
+                f"Expected {name}=... of step {self.num_steps + int(np.argmin(is_finite))} as "
+                f"{self.layout.num_parameters} finite numbers, as many as those of the noise, got shape "
+                f"{values.shape[1:]}."
+            )
+        return rows
+
+    def _require_same_leaves(self, leaves: Leaves | None) -> None:
+        assert self.layout is not None
+        if leaves is None or leaves is self._leaves:
+            return
+        if self.num_steps and not self.layout.is_like(leaves):
+            raise InputError(f"Expected the same leaves in step {self.num_steps} as in the first step.")
+        self._leaves = leaves
+
+    def _require_finite(self, noise: FloatArray, squares: FloatArray) -> None:
+        with np.errstate(over="ignore"):
+            is_finite = np.isfinite(squares.sum(axis=1))
+        if is_finite.all():
+            return
+        assert self.layout is not None
+        step = int(np.argmin(is_finite))
+        index = int(np.argmin(np.isfinite(squares[step])))
+        raise InputError(
+            f"Expected finite noise in step {self.num_steps + step}, got {noise[step, index]} at "
+            f"coordinate {self.layout.coordinate(index)}: did training diverge?"
+        )
+
+    def record(self, std: float = 1.0) -> NoiseRecord:
+        """Return the noise in units of a claimed standard deviation of ``std`` clipping norms."""
+        assert self.layout is not None
+        numbers = np.array(self._numbers).reshape(self.num_steps, -1)
+        numbers[:, :3] /= [std**2, std, std]
+        rows, scale = self._ends.rows(), np.float32(1 / std)
+        few = self._few.rows()["noise"]
+        return NoiseRecord(
+            layout=self.layout,
+            num_steps=self.num_steps,
+            energies=self._energies / std**2,
+            step_energies=numbers[:, 0].tolist(),
+            step_sums=numbers[:, 1].tolist(),
+            largest=[(most, count) for most, count in numbers[:, 2:4].tolist()],
+            covariates=dict(zip(COVARIATES, numbers[:, 4:].T.tolist(), strict=True)),
+            rows=rows["noise"] * scale,
+            steps=self._ends.steps,
+            few_rows=few * scale,
+            few_steps=self._few.steps,
+            known=rows["total"] * scale if "total" in rows else None,
+            known_examples=rows["examples"] * scale if "examples" in rows else None,
+            weights=rows.get("weights"),
+            formats=self._formats,
+            eps=self._eps,
+            peaks=self._peaks / std,
+            unit=None if self._unit is None else self._unit / std,
+            given_rounding=self._rounding / std,
+            rounding=self._unexplained_rounding / std,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, for ``load_state_dict``."""
+        if self.layout is None:
+            return {}
+        arrays = {"numbers": np.array(self._numbers), "energies": self._energies, "peaks": self._peaks}
+        return {
+            "num_parameters": self.layout.num_parameters,
+            "leaves": dict(self.layout.leaves),
+            **{name: values.copy() for name, values in arrays.items()},
+            "eps": deepcopy(self._eps),
+            "unit": self._unit,
+            "roundings": (self._rounding, self._unexplained_rounding),
+            "ends": self._ends.state_dict(),
+            "few": self._few.state_dict(),
+            "formats": self._formats.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a ``state_dict``."""
+        self.__init__()  # type: ignore[misc]  # forget all steps
+        if not state:
+            return
+        self.layout = Layout.of(state["num_parameters"], state["leaves"])
+        self._numbers = array("d", np.asarray(state["numbers"], dtype=np.float64).tolist())
+        self._energies, self._peaks = np.array(state["energies"]), np.array(state["peaks"])
+        self._eps, self._unit = deepcopy(state["eps"]), state["unit"]
+        self._rounding, self._unexplained_rounding = state["roundings"]
+        self._ends.load_state_dict(state["ends"])
+        self._few.load_state_dict(state["few"])
+        self._formats.load_state_dict(state["formats"])
+
+
+class EndRows:
+    """Rows of the first and the last ``half`` steps, by name, in memory that is allocated once."""
+
+    def __init__(self, half: int) -> None:
+        self._half, self.num_seen = half, 0
+        self._blocks: dict[str, npt.NDArray[np.float32]] = {}
+
+    def add(self, rows: Mapping[str, FloatArray]) -> None:
+        """Add the rows of consecutive steps; names that some earlier step does not have are ignored."""
+        if self.num_seen == 0:  # written to, because memory is not there before
+            shape = 2 * self._half, rows["noise"].shape[1]
+            self._blocks = {name: np.full(shape, np.nan, dtype=np.float32) for name in rows}
+        self._blocks = {name: block for name, block in self._blocks.items() if name in rows}
+        count = len(rows["noise"])
+        slots = self._slots(np.arange(self.num_seen, self.num_seen + count))
+        self.num_seen += count
+        for name, block in self._blocks.items():
+            if count <= self._half:
+                block[slots] = rows[name]
+            else:  # later steps overwrite earlier ones
+                for slot, row in zip(slots, rows[name], strict=True):
+                    block[slot] = row
+
+    @property
+    def steps(self) -> IntArray:
+        """The step number of each row."""
+        half, count = self._half, self.num_seen
+        return np.concatenate([np.arange(min(half, count)), np.arange(max(half, count - half), count)])
+
+    def rows(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the rows of these steps, in order."""
+        slots = self._slots(self.steps)
+        return {name: block[slots] for name, block in self._blocks.items()}
+
+    def _slots(self, steps: IntArray) -> IntArray:
+        return np.where(steps < self._half, steps, self._half + steps % self._half)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for ``load_state_dict``, in few arrays, which are fast to write."""
+        return {"num_seen": self.num_seen, "rows": self.rows()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a ``state_dict``."""
+        self.num_seen, steps = 0, state["rows"]
+        if not steps:
+            return
+        head = {name: rows[: self._half] for name, rows in steps.items()}
+        tail = {name: rows[self._half :] for name, rows in steps.items()}
+        self.add(head)
+        self.num_seen = state["num_seen"] - len(tail["noise"])
+        if len(tail["noise"]):
+            self.add(tail)
+
+
+@dataclass(eq=False, kw_only=True)
+class NoiseRecord:
+    """The noise of a run in claimed standard deviations. It does not change; what tests share is cached."""
+
+    layout: Layout
+    num_steps: int
+    energies: FloatArray
+    """The sum of squares of each coordinate."""
+    step_energies: list[float]
+    """The sum of squares of each step."""
+    step_sums: list[float]
+    """The sum of the noise of each step."""
+    largest: list[tuple[float, float]]
+    """The largest absolute noise of each step, and of how many coordinates."""
+    covariates: dict[str, list[float]]
+    """Numbers that describe each step; NaN where one is unknown."""
+    rows: npt.NDArray[np.float32]
+    """The noise of the first and last steps at the coordinates of a sketch: steps x coordinates."""
+    steps: IntArray
+    """The step number of each of :attr:`rows`."""
+    few_rows: npt.NDArray[np.float32]
+    """The noise of the first and last 2,048 steps at a few of these coordinates."""
+    few_steps: IntArray
+    """The step number of each of :attr:`few_rows`."""
+    known: npt.NDArray[np.float32] | None
+    """The sums before the noise of the same steps and coordinates; None if unknown."""
+    known_examples: npt.NDArray[np.float32] | None
+    """The part of these sums that examples contribute; None if unknown."""
+    weights: npt.NDArray[np.float32] | None
+    """The weights of the model before these steps; None if unknown."""
+    formats: FormatCheck
+    eps: FloatArray | None
+    """The relative precision of the sums at each coordinate, where it was given."""
+    peaks: FloatArray
+    """The largest release at each coordinate; empty if unknown."""
+    unit: float | None
+    """What 1 in a release is in claimed standard deviations."""
+    given_rounding: float
+    rounding: float
+    """The largest rounding error that was given without the precision of the release."""
+    _cache: dict[str, Any] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """The number of noise values in ``energy``."""
+        """The number of noise values in :attr:`energy`."""
         return self.num_steps * self.energies.size
 
     @property
@@ -88,50 +342,24 @@ class NoiseRecord:
         """The sum of all squares."""
         return float(sum(self.step_energies))
 
-    @contextmanager
-    def sharing(self) -> Iterator[None]:
-        """Compute each array that several tests need once for all tests inside the block."""
-        self._shared = {}
-        try:
-            yield
-        finally:
-            self._shared = None
+    @property
+    def num_signed(self) -> int:
+        """The number of steps whose signs are known."""
+        return len(self.rows)
 
     def once(self, name: str, compute: Callable[[], _Array]) -> _Array:
-        """Return what ``compute`` returns; inside :meth:`sharing` it is called once per name.
+        """Return what ``compute`` returns, which is called once per name; tests must not change it."""
+        if name not in self._cache:
+            self._cache[name] = compute()
+        cached: _Array = self._cache[name]
+        return cached
 
-        Tests must not change what they get.
-        """
-        if self._shared is None:
-            return compute()
-        if name not in self._shared:
-            self._shared[name] = compute()
-        found: _Array = self._shared[name]
-        return found
-
-    def share(self, **values: Any) -> None:
-        """Use these values wherever ``once`` is called with their names, and forget all others."""
-        self._shared = values
-
-    @property
-    def rows(self) -> npt.NDArray[np.float32]:
-        """The noise of the first and last steps at the coordinates of a sketch: steps x coordinates."""
-        return self.once("rows", lambda: self.sketches.rows)
-
-    @property
-    def few_rows(self) -> npt.NDArray[np.float32]:
-        """The noise of the first and last 2,048 steps at a few of these coordinates."""
-        return self.once("few_rows", lambda: self.few.rows)
-
-    @property
-    def few_steps(self) -> IntArray:
-        """The step number of each of :attr:`few_rows`."""
-        return self.once("few_steps", lambda: self.few.steps)
-
-    @property
-    def steps(self) -> IntArray:
-        """The step number of each of :attr:`rows`."""
-        return self.sketches.steps
+    def with_rows(
+        self, rows: npt.NDArray[np.float32], *, grid: float | None = None, **others: Any
+    ) -> NoiseRecord:
+        """Return the record with other rows of the same steps, and other fields; ``grid`` may stay."""
+        cache = {} if grid is None else {"grid": grid}
+        return replace(self, rows=rows, _cache=cache, **others)
 
     @property
     def signs(self) -> npt.NDArray[np.float32]:
@@ -139,299 +367,81 @@ class NoiseRecord:
         return self.once("signs", lambda: sure_single_signs(self.rows, self.resolution))
 
     @property
-    def known(self) -> npt.NDArray[np.float32] | None:
-        """The known sums of the steps of the sketches, in claimed standard deviations; None if unknown."""
-        return self.once("known", lambda: self._complete(self.sums))
+    def sum_energy(self) -> float:
+        """The squared sum of signs of each leaf in each step, over the leaf's size, summed."""
+        sizes = np.asarray(self.layout.sketch_sizes)
+        sizes = sizes[sizes > 0]
+        starts, signs = np.cumsum(sizes) - sizes, self.signs.astype(np.float64)
+        unsure = sizes - np.add.reduceat(np.abs(signs), starts, axis=1)
+        sums = np.maximum(np.abs(np.add.reduceat(signs, starts, axis=1)) - unsure, 0.0)
+        return float((sums**2 / sizes).sum())
 
     @property
-    def known_examples(self) -> npt.NDArray[np.float32] | None:
-        """The part of the known sums that examples contribute; None if unknown."""
-        return self.once("examples", lambda: self._complete(self.examples))
+    def agreeing(self) -> FloatArray:
+        """For each pair of leaves, how many signs of their leading coordinates agree."""
+        return self._sign_pairs[0]
 
     @property
-    def weights(self) -> npt.NDArray[np.float32] | None:
-        """The weights of the model before the steps of :attr:`rows`; None if unknown."""
-        return self.weight_rows.rows if self.weight_rows.num_seen == self.num_steps > 0 else None
+    def differing(self) -> FloatArray:
+        """For each pair of leaves, how many differ; the remaining numbers are too small to have a sign."""
+        return self._sign_pairs[1]
+
+    @property
+    def _sign_pairs(self) -> tuple[FloatArray, FloatArray]:
+        return self.once("sign pairs", self._count_sign_pairs)
+
+    def _count_sign_pairs(self) -> tuple[FloatArray, FloatArray]:
+        """Count signs of the leading coordinates that agree and differ, for each pair of leaves."""
+        count = self.layout.compared.size
+        ended = np.pad(self.signs, ((0, 0), (0, 1)))  # a last column of zeros, beyond the end of a leaf
+        values = ended[:, self.layout.heads].transpose(1, 0, 2).reshape(count, -1)  # counts are exact
+        sizes = np.abs(values)
+        sure, product = (sizes @ sizes.T).astype(np.float64), (values @ values.T).astype(np.float64)
+        return (sure + product) / 2, (sure - product) / 2
 
     @property
     def resolution(self) -> float:
-        """The largest rounding error of a number."""
-        return max(self._resolution, GRID_ERROR * self.grid)
+        """The largest rounding error of a number, at least :data:`RESOLUTION`."""
+        return max(RESOLUTION, self.given_rounding, self._release_rounding, GRID_ERROR * self.grid)
+
+    @property
+    def _release_rounding(self) -> float:
+        """The largest rounding error of a release in a format of 16 bits; 0 in any other format."""
+        if self.peaks.size == 0:
+            return 0.0
+        is_coarse = self.release_precision >= FLOAT16
+        return float((self.release_precision * self.peaks)[is_coarse].max(initial=0.0)) / 2
 
     @property
     def grid(self) -> float:
         """The spacing of the grid on which all releases are, in claimed standard deviations; 0 if none."""
-        given, scaled = self._sizes
-        if given == 0 or self.known is None:
+        if self.unit is None or self.known is None or self.formats.is_empty:
             return 0.0
-        return self.once("grid", lambda: self.formats.grid(self.rows, scaled / given))
-
-    def _complete(self, rows: HeadTailBuffer) -> npt.NDArray[np.float32] | None:
-        return rows.rows if self.num_steps and rows.num_seen == self.num_steps else None
+        unit = self.unit
+        return self.once("grid", lambda: self.formats.grid(self.rows, unit))
 
     @property
     def release_precision(self) -> FloatArray:
         """The relative precision of the release at each coordinate of a sketch: single unless known."""
-        width = self.layout.sketch.size
+        return self.once("precision", self._find_precision)
+
+    def _find_precision(self) -> FloatArray:
         if self.formats.is_empty:
-            return np.full(width, SINGLE) if self.precision is None else self.precision
-        found = self.formats.precision(self.layout.sketch_sizes)
-        return found if self.precision is None else np.maximum(found, self.precision)
+            return np.full(self.layout.sketch.size, SINGLE) if self.eps is None else self.eps
+        recognized = self.formats.precision(self.layout.sketch_sizes)
+        return recognized if self.eps is None else np.maximum(recognized, self.eps)
 
-    def observe(
-        self,
-        residual: Any,
-        leaves: Leaves | None = None,
-        rounding: float = 0.0,
-        *,
-        known: Any = None,
-        examples: Any = None,
-        released: Any = None,
-        weights: Any = None,
-        precision: Any = None,
-        largest: tuple[float, float] | None = None,
-        covariates: Mapping[str, float | None] | None = None,
-    ) -> None:
-        """Add the noise of one step and its rounding error, in claimed standard deviations.
 
-        The other arguments are as in ``Diagnostics.observe_noise``.
-        """
-        parts = {"known": known, "examples": examples, "released": released, "weights": weights}
-        self.observe_steps(
-            np.asarray(residual)[None],
-            leaves,
-            rounding,
-            parts={name: np.asarray(part)[None] for name, part in parts.items() if part is not None},
-            precision=precision,
-            largest=None if largest is None else [largest],
-            covariates=[covariates or {}],
-        )
-
-    def observe_steps(
-        self,
-        residuals: Any,
-        leaves: Leaves | None = None,
-        rounding: float = 0.0,
-        *,
-        parts: Mapping[str, Any],
-        precision: Any = None,
-        largest: Sequence[tuple[float, float]] | None = None,
-        covariates: Sequence[Mapping[str, float | None]],
-    ) -> None:
-        """Add the noise of consecutive steps, steps x coordinates; ``parts`` has sums, releases and weights.
-
-        The result is the same as for one step at a time, in a fraction of the time.
-        """
-        vectors = np.asarray(residuals)
-        self._require_consistent(vectors, leaves)
-        if len(covariates) != len(vectors) or (largest is not None and len(largest) != len(vectors)):
+def _numbers(step: ObservedStep) -> tuple[tuple[float, float] | None, list[float]]:
+    """Return the largest noise of a step, and of how many coordinates, and the covariates of the step."""
+    largest = step.max_noise
+    if largest is not None:
+        if not isinstance(largest, tuple | list) or len(largest) != 2:
             raise InputError(
-                f"Expected largest and described with one entry for each of {len(vectors)} steps."
+                f"Expected largest={quoted(largest)} to be a number and how many it is the largest of."
             )
-        described = {name: [_number(name, step.get(name)) for step in covariates] for name in self.covariates}
-        tops = None if largest is None else [_pair(one) for one in largest]
-        if self.num_steps == 0:
-            self._start(Layout.of(vectors.shape[1], leaves))
-        layout = self.layout
-        kept = {name: self._sketch(part, vectors, name) for name, part in parts.items()}
-        # row by row, so that sums do not depend on how steps are grouped
-        kept_vectors = vectors if layout.kept is None else vectors[:, layout.kept]
-        noise = np.ascontiguousarray(kept_vectors, dtype=np.float64)
-        with np.errstate(over="ignore"):  # which the next lines report
-            squares = noise * noise
-            energies = squares.sum(axis=1)
-        self._require_finite(noise, squares, energies)
-        sketch = noise[:, layout.sketch]
-        fine = None if precision is None else self._precision(precision, vectors[0])
-        self._add_format(kept, sketch, rounding, fine)
-        self._resolution = max(self._resolution, rounding)
-        for own in squares:  # one after another: the sum does not depend on how steps are grouped
-            self.energies += own
-        self.step_energies += energies.tolist()
-        self.step_sums += noise.sum(axis=1).tolist()
-        signs = sure_signs(noise, max(RESOLUTION, rounding))
-        self.num_signed += len(vectors)
-        self._add_sums(signs)
-        self._add_pairs(signs)
-        for buffer, rows in (
-            (self.sketches, sketch),
-            (self.few, sketch[:, :FEW_COORDINATES]),
-            (self.sums, kept.get("known", ())),
-            (self.examples, kept.get("examples", ())),
-            (self.weight_rows, kept.get("weights", ())),
-        ):
-            for row in np.asarray(rows, dtype=np.float32):
-                buffer.add(row)
-        self.largest += tops or [
-            (float(root), float(noise.shape[1])) for root in np.sqrt(squares.max(axis=1))
-        ]
-        for name, values in described.items():
-            self.covariates[name].extend(values)
-
-    def observe_amounts(
-        self,
-        energies: FloatArray,
-        few: ScoreArray,
-        *,
-        step_energies: Sequence[float],
-        step_sums: Sequence[float],
-        largest: Sequence[tuple[float, float]],
-        covariates: Mapping[str, Sequence[float]],
-    ) -> None:
-        """Add consecutive steps after the first 512 whose noise was not kept, in claimed standard deviations.
-
-        ``energies`` are the sums of squares of each coordinate over these steps. ``few`` has the noise of as
-        many of the first as of the last of them, at the first :data:`FEW_COORDINATES`. Signs are not known.
-        """
-        count = len(step_energies)
-        self.energies += energies
-        self.step_energies += step_energies
-        self.step_sums += step_sums
-        self.largest += largest
-        for number, row in enumerate(few):
-            if number == len(few) // 2:
-                self.few.skip(count - len(few))
-            self.few.add(row)
-        for buffer in (self.sketches, self.sums, self.examples, self.weight_rows):
-            buffer.skip(count)
-        for name, values in self.covariates.items():
-            values.extend(covariates[name])
-
-    def _add_format(
-        self,
-        kept: Mapping[str, FloatArray],
-        sketch: FloatArray,
-        rounding: float,
-        precision: FloatArray | None,
-    ) -> None:
-        """Add what the releases, or else the arguments, show of the precision of the releases."""
-        released, known = kept.get("released"), kept.get("known")
-        if released is not None:
-            self.formats.observe_steps(released)
-            if known is not None and not self._sizes[0]:  # the same in all steps
-                self._sizes += np.abs(released[0]).sum(), np.abs(known[0] + sketch[0]).sum()
-        elif precision is None:
-            self.rounding = max(self.rounding, rounding)
-        if precision is not None:
-            before = self.precision
-            self.precision = precision.copy() if before is None else np.maximum(before, precision)
-
-    def _precision(self, given: Any, vector: Any) -> FloatArray:
-        """Return the relative precision of each kept coordinate; one number is that of all."""
-        numbers = np.asarray(given)
-        all_given = np.broadcast_to(numbers, vector.shape) if numbers.ndim == 0 else numbers
-        found: FloatArray = self._sketch(all_given[None], vector[None], "precision")[0]
-        return found
-
-    def _sketch(self, given: Any, vectors: Any, name: str) -> FloatArray:
-        """Return the numbers at the coordinates that are kept for every step."""
-        values, step = np.asarray(given), 0
-        if values.shape == vectors.shape and values.dtype.kind in "iufb":
-            kept = values if self.layout.kept is None else values[:, self.layout.kept]
-            found = np.asarray(kept[:, self.layout.sketch], dtype=np.float64)
-            is_finite = np.isfinite(found).all(axis=1)
-            if is_finite.all():
-                return found
-            step = int(np.argmin(is_finite))
-        raise InputError(
-            f"Expected {name}=... of step {self.num_steps + step} as {vectors.shape[1]} finite numbers, as "
-            f"many as those of the noise, got shape {values.shape[1:]}."
-        )
-
-    def _require_consistent(self, vectors: Any, leaves: Leaves | None) -> None:
-        size = vectors[:1].size
-        expected = self.layout.num_parameters if self.num_steps else size
-        if vectors.ndim != 2 or size != expected or size == 0 or vectors.dtype.kind not in "fiu":
-            raise InputError(
-                f"Expected the noise of step {self.num_steps} as a vector of {expected or 'some'} numbers, "
-                f"got shape {vectors.shape[1:]} of {vectors.dtype}."
-            )
-        if self.num_steps and leaves is not self._leaves and leaves is not None:
-            if not self.layout.is_like(leaves):
-                raise InputError(f"Expected the same leaves in step {self.num_steps} as in the first step.")
-            self._leaves = leaves
-
-    def _require_finite(self, noise: FloatArray, squares: FloatArray, energies: FloatArray) -> None:
-        if np.isfinite(energies).all():
-            return
-        step = int(np.argmin(np.isfinite(energies)))
-        index = int(np.argmin(np.isfinite(squares[step])))
-        raise InputError(
-            f"Expected finite noise in step {self.num_steps + step}, got {noise[step, index]} at "
-            f"coordinate {self.layout.coordinate(index)}: did training diverge?"
-        )
-
-    def _start(self, layout: Layout) -> None:
-        self.layout = layout
-        self.energies = np.zeros(int(layout.sizes.sum()))
-        self.agreeing = np.zeros((layout.compared.size, layout.compared.size))
-        self.differing = self.agreeing.copy()
-
-    def _add_sums(self, signs: FloatArray) -> None:
-        starts, sizes = self.layout.starts, self.layout.sizes
-        unsure = sizes - np.add.reduceat(np.abs(signs), starts, axis=1)
-        sums = np.maximum(np.abs(np.add.reduceat(signs, starts, axis=1)) - unsure, 0.0)
-        for energy in (sums**2 / sizes).sum(axis=1).tolist():
-            self.sum_energy += energy
-
-    def _add_pairs(self, signs: FloatArray) -> None:
-        count = self.layout.compared.size
-        if count > 1:
-            ended = np.pad(signs.astype(np.float32), ((0, 0), (0, 1)))  # counts are exact
-            values = ended[:, self.layout.heads].transpose(1, 0, 2).reshape(count, -1)
-            sizes = np.abs(values)
-            sure, product = sizes @ sizes.T, values @ values.T
-            self.agreeing += (sure + product) / 2
-            self.differing += (sure - product) / 2
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, for ``load_state_dict``."""
-        if self.num_steps == 0:
-            return {}
-        return {
-            "num_parameters": self.layout.num_parameters,
-            "leaves": dict(self.layout.leaves),
-            **{name: copy(getattr(self, name)) for name in _SUMS},
-            **{name: deepcopy(getattr(self, name)) for name in _DESCRIPTIONS},
-            "resolution": self._resolution,
-            "sizes": self._sizes.copy(),
-            "step_sums": list(self.step_sums),
-            "num_signed": self.num_signed,
-            "sketches": self.sketches.state_dict(),
-            "few": self.few.state_dict(),
-            "sums": self.sums.state_dict(),
-            "examples": self.examples.state_dict(),
-            "weights": self.weight_rows.state_dict(),
-            "formats": self.formats.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a ``state_dict``."""
-        if not state:
-            return
-        self._start(Layout.of(state["num_parameters"], state["leaves"]))
-        for name in _SUMS:
-            setattr(self, name, copy(state[name]))
-        self._resolution, self._sizes = state["resolution"], np.array(state["sizes"])
-        self.step_sums = list(state["step_sums"])
-        self.num_signed = state["num_signed"]
-        self.sketches.load_state_dict(state["sketches"])
-        self.few.load_state_dict(state["few"], FEW_COORDINATES)
-        self.sums.load_state_dict(state["sums"])
-        self.formats.load_state_dict(state["formats"])
-        self.examples.load_state_dict(state["examples"])
-        self.weight_rows.load_state_dict(state["weights"])
-        for name in _DESCRIPTIONS:
-            setattr(self, name, deepcopy(state[name]))
-
-
-def _pair(given: Any) -> tuple[float, float]:
-    """Return the largest noise of a step, and of how many coordinates it is the largest."""
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise InputError(
-            f"Expected largest={quoted(given)} to be a number and how many it is the largest of."
-        )
-    return _number("largest", given[0]), _number("largest", given[1])
+        largest = _number("largest", largest[0]), _number("largest", largest[1])
+    return largest, [_number(name, getattr(step, source)) for name, source in COVARIATES.items()]
 
 
 def _number(name: str, value: float | None) -> float:

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import scipy
 
-from dpaudit import _validate
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._data_tests import DATA_TESTS, noise_by_sum
 from dpaudit.diagnostics._dependence_tests import (
@@ -35,6 +33,7 @@ from dpaudit.diagnostics._dependence_tests import (
 from dpaudit.diagnostics._lattice_tests import LATTICE_TESTS
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import (
+    Amount,
     Check,
     bonferroni,
     claim_p_value,
@@ -68,22 +67,6 @@ def noise_checks(record: NoiseRecord, confidence: float) -> list[Check]:
         return []
     found = [noise_variance(record, confidence), *(test(record) for test in NOISE_TESTS)]
     return [check for check in found if check is not None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Amount:
-    """The ratio of noise to claim; the interval holds at ``confidence`` if all noise is independent."""
-
-    ratio: float
-    low: float
-    high: float
-    confidence: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.ratio:.4g} of the claimed level ({_validate.percent(self.confidence)} interval "
-            f"{self.low:.4g} to {self.high:.4g})"
-        )
 
 
 def noise_amount(record: NoiseRecord, confidence: float) -> Amount:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import scipy
 from scipy import special
 
+from dpaudit import _validate
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray, ScoreArray
 
 RESOLUTION = 1e-3  # in claimed standard deviations
@@ -70,6 +71,38 @@ class Finding:
         is_tiny = self.p_value < SMALLEST_P_VALUE
         p_value = f"p < {SMALLEST_P_VALUE:g}" if is_tiny else f"p = {self.p_value:.2g}"
         return f"{self.name} ({p_value}): {self.sentence}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amount:
+    """The ratio of noise to claim; the interval holds at ``confidence`` if all noise is independent."""
+
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.ratio:.4g} of the claimed level ({_validate.percent(self.confidence)} interval "
+            f"{self.low:.4g} to {self.high:.4g})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResults:
+    """What one part of an audit found: tests that share an error rate, and facts that need none."""
+
+    checks: tuple[Check, ...] = ()
+    certain: tuple[Finding, ...] = ()
+    """Findings that need no statistics; see :meth:`Finding.certain`."""
+    notes: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
+    """Sentences that name what could not be checked, and why."""
+    assumptions: tuple[str, ...] = ()
+    """What the tests rest on besides the claim, and cannot check."""
+    noise: Amount | None = None
+    """The amount of noise, where it was measured."""
 
 
 def bonferroni(p_value: float, count: float) -> float:

@@ -102,6 +102,15 @@ class ParticipationRecord:
         self.presences.add(np.packbits(is_in[self.watched]))
         self._last = unique
 
+    def rate_notes(self, claimed: float | None) -> tuple[str, ...]:
+        """Return a note if examples are drawn less often than claimed, which costs accuracy, not privacy."""
+        if claimed is None or self.num_steps == 0:
+            return ()
+        rate, error = self.drawn_rate, math.sqrt(claimed * (1 - claimed) / self.num_trials)
+        if rate >= claimed * (1 - RESOLUTION) - 4 * error:
+            return ()
+        return (f"Examples are drawn at a rate of {rate:.4g}, below the claimed {claimed:.4g}.",)
+
     def observe_size(self, size: int, num_examples: int) -> None:
         """Add the size of one batch whose examples are unknown."""
         if self.has_members:

@@ -96,6 +96,25 @@ class RowRecord:
             self._thin_out()
             found = self._found
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, for ``load_state_dict``."""
+        return {
+            "num_steps": self.num_steps,
+            "digests": np.array(list(self._found), dtype=np.uint64),
+            "counts": self.counts._each(),
+            "highest": self._highest,
+            "num_classes": self._num_classes,
+            "presences": self._presences.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a ``state_dict``."""
+        self.num_steps, self._highest = state["num_steps"], state["highest"]
+        self._num_classes = state["num_classes"]
+        self._found = {value: place for place, value in enumerate(state["digests"].tolist())}
+        self._arrays = _DigestCounts(*(np.array(counts) for counts in state["counts"])).grown(_NUM_BUCKETS)
+        self._presences.load_state_dict(state["presences"])
+
     def _keep_presence(self, values: npt.NDArray[np.uint64]) -> None:
         if self._num_classes == 0:  # set by the first batch alone
             self._num_classes = max(_NUM_BUCKETS, _BUCKETS_PER_ROW * len(values))

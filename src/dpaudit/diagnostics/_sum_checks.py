@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,14 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import IntArray
 from dpaudit.diagnostics import _participation
-from dpaudit.diagnostics._diagnosis import CheckResults
-from dpaudit.diagnostics._p_values import RESOLUTION, Check, Finding
+from dpaudit.diagnostics._p_values import Check, CheckResults, Finding
 from dpaudit.diagnostics._participation import ParticipationRecord, batch_sizes, participation_checks
 from dpaudit.diagnostics._row_digests import RowRecord
+from dpaudit.diagnostics._step import ClaimedStep, ObservedStep, missing_fields
 from dpaudit.errors import InputError
 
 _ROUNDING = 1e-3  # relative to the limit; far above the rounding error of single precision
-_ROUNDINGS = 8.0  # rounding errors of the data type of a sum
+_ULPS = 8.0  # rounding errors of the data type of a sum
 _MAX_PENDING = 64  # drawn batches that wait for their step
 _FEW_TRUNCATED = 8  # steps after which equal sizes of truncated batches are not a coincidence
 _MANY_CUT = 16  # batches of equal sizes and equal numbers of rows that are not a coincidence
@@ -40,24 +41,19 @@ _UNKNOWN_SIZE = (
     "examples is unknown or smaller than a batch: pass num_examples= to observe()"
 )
 _CHANGED, _LEFT = "changed", "left"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepSum:
-    """What is known about the sum of one step before the noise."""
-
-    norm: float
-    """The Euclidean norm of the sum of the examples, without canaries."""
-    limit: float
-    """The largest norm that the clipped rows allow."""
-    rows: int
-    """The number of rows that were clipped."""
-    max_grad_norm: float
-    """The clipping norm of the step."""
-    num_drawn: int | None = None
-    """The number of examples that were drawn for the step, if known."""
-    longest: float | None = None
-    """The norm of the longest row before clipping, if known."""
+# attributes of a record of batches that its state holds unchanged
+_PLAIN = (
+    "_num_drawn",
+    "_num_rows",
+    "_num_steps",
+    "_given",
+    "step_rows",
+    "_truncated",
+    "_rows_of",
+    "_largest_whole",
+    "_num_joined",
+    "_is_active",
+)
 
 
 @dataclass
@@ -77,12 +73,10 @@ class _Worst:
 class SumRecord:
     """The sums of all steps, compared with the rows that clipping added to them.
 
-    ``last`` is the sum of the latest step. Nothing here is a statistical test: rounding is allowed for, and
-    any excess is a certain finding.
+    Nothing here is a statistical test: rounding is allowed for, and any excess is a certain finding.
     """
 
     def __init__(self, not_covered: Sequence[str] = ()) -> None:
-        self.last: StepSum | None = None
         self.num_steps = 0
         self._not_covered = tuple(not_covered)
         self._norm, self._bypass = _Worst(), _Worst()
@@ -90,43 +84,34 @@ class SumRecord:
         self._shrunk = _Worst()
         self._num_unknown = 0
 
-    def observe(self, step: StepSum, *, excess: float | None = None, eps: float = 0.0) -> None:
-        """Add the sum of one step; ``eps`` is the relative precision of its data type.
-
-        ``excess`` is the largest ratio of a norm to its limit, if parts of the sum have limits of their own.
-        """
-        self.last, index = step, self.num_steps
+    def observe(self, step: ObservedStep) -> None:
+        """Compare the sum of a step with its rows."""
+        index = self.num_steps
+        self._observe_changes(step, index)
         self.num_steps += 1
-        if not math.isfinite(step.norm):  # gradients that are not finite are another matter
+        norm, rows = step.example_sum_norm, step.num_rows
+        if norm is None or rows is None:
+            self._num_unknown += 1
             return
-        norm, limit = step.norm / step.max_grad_norm, step.limit / step.max_grad_norm
-        if step.rows == 0:
+        if not math.isfinite(norm):  # gradients that are not finite are another matter
+            return
+        if rows == 0:
             if norm > _ROUNDING:
                 self._bypass.add(norm, f"in step {index}, its norm is {norm:.3g} clipping norms")
             return
-        ratio = norm / max(limit, _ROUNDING) if excess is None else excess
-        if ratio > 1 + _ROUNDING + _ROUNDINGS * eps:
-            self._norm.add(ratio, f"in step {index}, {step.rows} rows have {ratio:.4g} times their limit")
+        limit = rows if step.sum_limit is None else step.sum_limit
+        ratio = norm / max(limit, _ROUNDING) if step.sum_excess is None else step.sum_excess
+        if ratio > 1 + _ROUNDING + _ULPS * float(np.max(0.0 if step.eps is None else step.eps)):
+            self._norm.add(ratio, f"in step {index}, {rows:g} rows have {ratio:.4g} times their limit")
 
-    def observe_change(self, before: float, after: float, *, is_scaled: bool) -> None:
-        """Note that the norm of a sum changed after its rows were added, in clipping norms.
-
-        ``is_scaled`` means that all its parts changed by the same factor.
-        """
-        text = f"in step {self.num_steps}, its norm changes from {before:.3g} to {after:.3g} clipping norms"
-        worst = self._shrunk if is_scaled and after < before else self._differences[_CHANGED]
-        worst.add(abs(after - before), text)
-
-    def observe_remainder(self, norm: float) -> None:
-        """Note that a sum, in clipping norms, was not reset after the previous release."""
-        text = f"in step {self.num_steps}, it starts with {norm:.3g} clipping norms"
-        self._differences[_LEFT].add(norm, text)
-
-    def skip(self) -> None:
-        """Note a step whose rows cannot be counted."""
-        self.last = None
-        self.num_steps += 1
-        self._num_unknown += 1
+    def _observe_changes(self, step: ObservedStep, index: int) -> None:
+        for before, after, is_scaled in step.sum_changes:
+            text = f"in step {index}, its norm changes from {before:.3g} to {after:.3g} clipping norms"
+            worst = self._shrunk if is_scaled and after < before else self._differences[_CHANGED]
+            worst.add(abs(after - before), text)
+        if step.sum_remainder > 0:
+            text = f"in step {index}, it starts with {step.sum_remainder:.3g} clipping norms"
+            self._differences[_LEFT].add(step.sum_remainder, text)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was found so far, in plain values."""
@@ -142,17 +127,18 @@ class SumRecord:
                 count, size, sentence = state["found"].get(name, (0, -math.inf, ""))
                 one.count = _validate.whole(name, count, low=0)
                 one.size, one.sentence = float(size), str(sentence)
-        self.last = None
 
     @property
     def _faults(self) -> dict[str, _Worst]:
         return {"norm": self._norm, "bypass": self._bypass, "shrunk": self._shrunk, **self._differences}
 
-    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
-        """Return certain findings about the sums; see ``RunCheck``."""
-        del noise_multiplier, sample_rate
+    def results(self, claimed: ClaimedStep) -> CheckResults:
+        """Return certain findings about the sums."""
+        del claimed
         not_covered = self._not_covered
-        if self._num_unknown:
+        if self._num_unknown == self.num_steps:
+            not_covered += missing_fields((), ("example_sum_norm",)) if self.num_steps else ()
+        elif self._num_unknown:
             not_covered += (
                 f"{self._num_unknown} sums were computed without the optimizer's own clipping methods: they "
                 "were not compared with the clipped rows",
@@ -242,8 +228,17 @@ class BatchRecord:
         """Whether the loop itself reports its batches."""
         return bool(self._given)
 
-    def observe(self, indices: Any, num_examples: int) -> None:
-        """Add the batch of one step: the indices of its examples in a data set of ``num_examples``."""
+    def observe(self, step: ObservedStep) -> None:
+        """Add what a step shows of its batch: the examples, the number of rows, or their digests."""
+        if step.batch is not None and step.num_examples is not None:
+            self.add_reported_batch(step.batch, step.num_examples)
+        if step.num_rows is not None:
+            self.match_step(int(step.num_rows), is_exact=not step.has_padding)
+        if self.rows is not None and step.row_digests is not None:
+            self.rows.observe(step.row_digests)
+
+    def add_reported_batch(self, indices: Any, num_examples: int) -> None:
+        """Add the batch that a loop reports: indices of its examples in a data set of ``num_examples``."""
         if self._num_drawn:
             raise InputError(
                 "Expected no observe_batch() for a loader that the observer follows, whose batches are "
@@ -252,17 +247,17 @@ class BatchRecord:
         self.participation.observe(indices, num_examples)
         self._given.append(len(indices))
 
-    def draw(self, indices: Any, num_examples: int) -> None:
+    def add_drawn_batch(self, indices: Any, num_examples: int) -> None:
         """Add a batch that some later step will use."""
         members = np.asarray(indices, dtype=np.int64).reshape(-1)
         self._pending.append((members, num_examples))
         self._num_drawn += max(members.size, 1)
 
-    def exceeds(self, rows: int) -> bool:
+    def would_exceed(self, rows: int) -> bool:
         """Return whether ``rows`` more than those of earlier steps are more than were drawn."""
         return self._is_active and self._num_drawn > 0 and self._num_rows + rows > self._num_drawn
 
-    def use(self, rows: int, *, is_exact: bool = True) -> int | None:
+    def match_step(self, rows: int, *, is_exact: bool = True) -> int | None:
         """Note a step with this number of rows; return the number of examples drawn for it, if known.
 
         If not ``is_exact``, ``rows`` may include rows of zeros, which are padding.
@@ -273,7 +268,7 @@ class BatchRecord:
         if not self._is_active:
             return None
         index, self._num_steps = self._num_steps, self._num_steps + 1
-        if self.exceeds(rows) and is_exact:
+        if self.would_exceed(rows) and is_exact:
             left = self._num_drawn - self._num_rows
             self._more.add(rows - left, f"in step {index}, {rows} rows, with {left} drawn examples left")
         self._num_rows = min(self._num_rows + rows, self._num_drawn)
@@ -312,16 +307,37 @@ class BatchRecord:
             return [last]
         return [self._pending.popleft()] if self._pending else []
 
-    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
-        """Return findings about rows and batches; see ``RunCheck``."""
-        del noise_multiplier
-        found, record = CheckResults(), self.participation
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was seen so far, for ``load_state_dict``; batches that wait for a step are not kept."""
+        worst = {name: list(astuple(getattr(self, name))) for name in ("_more", "_fewer")}
+        return {
+            "participation": self.participation.state_dict(),
+            "rows": None if self.rows is None else self.rows.state_dict(),
+            **{name: deepcopy(getattr(self, name)) for name in _PLAIN},
+            **worst,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a ``state_dict``."""
+        with _validate.restoring("the batches of steps", state):
+            self.participation.load_state_dict(state["participation"])
+            if self.rows is not None and state["rows"] is not None:
+                self.rows.load_state_dict(state["rows"])
+            for name in _PLAIN:
+                setattr(self, name, deepcopy(state[name]))
+            self._more, self._fewer = _Worst(*state["_more"]), _Worst(*state["_fewer"])
+            self._num_drawn = self._num_rows  # what was drawn ahead is drawn again
+            self._pending.clear()
+
+    def results(self, claimed: ClaimedStep) -> CheckResults:
+        """Return findings about rows and batches."""
+        results, record, rate = CheckResults(), self.participation, claimed.sample_rate
         if record.num_steps:
-            checks, notes = participation_checks(record, sample_rate), _rate_notes(record, sample_rate)
-            found = CheckResults(checks=tuple(checks), notes=tuple(notes))
+            checks = participation_checks(record, rate)
+            results = CheckResults(checks=tuple(checks), notes=record.rate_notes(rate))
         elif self.unobserved is not None:
-            found = self._row_results(self.unobserved, sample_rate)
-        return replace(found, certain=tuple(self._findings()), notes=(*found.notes, *self._notes()))
+            results = self._row_results(self.unobserved, rate)
+        return replace(results, certain=tuple(self._findings()), notes=(*results.notes, *self._notes()))
 
     def _notes(self) -> list[str]:
         notes = []
@@ -437,13 +453,3 @@ def _cause_of_sizes(sizes: Sequence[int], spread: float) -> str:
     if spread > 1:
         return "does an example become several rows, is there padding, or is a batch used again?"
     return ""
-
-
-def _rate_notes(record: ParticipationRecord, claimed: float | None) -> list[str]:
-    """Return a note if examples are drawn less often than claimed, which costs accuracy, not privacy."""
-    if claimed is None:
-        return []
-    rate, error = record.drawn_rate, math.sqrt(claimed * (1 - claimed) / record.num_trials)
-    if rate >= claimed * (1 - RESOLUTION) - 4 * error:
-        return []
-    return [f"Examples are drawn at a rate of {rate:.4g}, below the claimed {claimed:.4g}."]

@@ -186,7 +186,7 @@ class ReplayResult:
         """Return likely causes of the findings, best first."""
         return likely_causes(findings=[finding.name for finding in (*self.findings, *self.non_finite)])
 
-    def results(self, **_: Any) -> CheckResults:
+    def results(self, claimed: object = None) -> CheckResults:  # noqa: ARG002
         """Return the findings as a part of a diagnosis, for the ``checks`` of a recorder."""
         notes = (*self.notes, *(finding.sentence for finding in self.non_finite))
         return CheckResults(certain=self.findings, notes=notes, not_covered=self.not_covered)

@@ -1,27 +1,22 @@
 """The noise of a step function: its release minus the correct sum.
 
-:class:`Residuals` tests the noise. :class:`SumOfOthers` raises if the step computes a different sum, and
+:class:`StepNoise` describes the noise. :class:`SumOfOthers` raises if the step computes a different sum, and
 :func:`sum_rounding` bounds the rounding error of a sum in single precision.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from scipy import special
 
 from dpaudit._types import BoolArray, FloatArray
-from dpaudit.accounting import Claim
 from dpaudit.canaries import Directions
-from dpaudit.diagnostics import Diagnosis, Diagnostics
-from dpaudit.diagnostics._coordinate_layout import Leaves
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import as_numpy
-from dpaudit.recording import Recorder, UntestedError
-from dpaudit.recording._claim_source import claimed_mu
+from dpaudit.recording import Recorder
 from dpaudit.stats._result import PRIVACY
 
 _MAX_SCALE = 1.5  # times the claim: more is plausible only with very few coordinates
@@ -53,99 +48,53 @@ def residual(released: FloatArray, gradients: FloatArray, *, max_grad_norm: floa
     return (released - clipped_sum(gradients, max_grad_norm)) / std
 
 
-class Residuals:
-    """A log of the noise of every call of a step, for tests.
+class StepNoise:
+    """The noise of every call of a step, in clipping norms.
 
-    A canary that is not clipped as claimed leaves a trace in the residual. So a second version of the noise
-    is kept, in which the component along each present canary is replaced by our own noise: it is normal and
-    independent if the noise of the step is, whatever remains of a canary in the release.
+    A canary that is not clipped as claimed leaves a trace in the noise. So a second version of it has our own
+    noise along each present canary: it is normal and independent if the noise of the step is, whatever
+    remains of a canary in the release.
     """
 
     def __init__(
-        self,
-        *,
-        max_grad_norm: float,
-        std: float,
-        leaves: Leaves | None = None,
-        rounding: float = 0.0,
-        rng: np.random.Generator | None = None,
+        self, gradients: Any, *, max_grad_norm: float, noise_multiplier: float, rng: np.random.Generator
     ) -> None:
-        self._norm, self._std, self._leaves = max_grad_norm, std, leaves
-        self._rounding = rounding / std
-        self._own = np.random.default_rng(0) if rng is None else rng
-        self._clipped, self._apart = Diagnostics(), Diagnostics()
+        self._norm, self._claimed, self._rng = max_grad_norm, noise_multiplier, rng
+        self._rounding = sum_rounding(gradients, max_grad_norm) / max_grad_norm
 
-    @classmethod
-    def of(
-        cls,
-        claim: Claim,
-        gradients: Any,
-        *,
-        max_grad_norm: float,
-        leaves: Leaves | None,
-        rng: np.random.Generator,
-    ) -> Residuals | None:
-        """Return the log for a claim of Gaussian noise; None if the claim is not about that."""
-        mu, rounding = claimed_mu(claim), sum_rounding(gradients, max_grad_norm)
-        if mu is None:
-            return None
-        std = max_grad_norm / mu
-        return cls(max_grad_norm=max_grad_norm, std=std, leaves=leaves, rounding=rounding, rng=rng)
-
-    def observe(
+    def fields(
         self,
         released: FloatArray,
         others: FloatArray,
         directions: Directions,
         present: BoolArray,
         clipped: FloatArray,
-        *,
-        raw: FloatArray,
-        num_rows: int,
-    ) -> None:
-        """Log a release minus the sum of the ``others``; canaries have the lengths ``clipped``, or 0.
+    ) -> dict[str, Any]:
+        """Return fields of an observed step from a release minus the sum of the ``others``.
 
-        ``raw`` is the release exactly as the step returned it, ``num_rows`` the number of rows of the step.
+        Canaries have the lengths ``clipped``, or 0.
         """
         canaries = directions.weighted_sum(clipped)
-        noise = (released - canaries) / self._std
-        known = (others + canaries) / self._std
-        for tests, found in (
-            (self._clipped, noise),
-            (self._apart, self._replaced(noise, directions, present)),
-        ):
-            tests.observe_noise(
-                found,
-                self._leaves,
-                rounding=self._rounding,
-                known=known,
-                released=raw,
-                batch_size=float(num_rows),
-                sum_norm=float(np.linalg.norm(known)),
-                num_canaries=float(np.count_nonzero(present)),
-            )
+        noise, total = (released - canaries) / self._norm, (others + canaries) / self._norm
+        return {
+            "noise": noise,
+            "noise_apart": self._replaced(noise, directions, present),
+            "total": total,
+            "sum_norm": float(np.linalg.norm(total)),
+            "num_canaries": float(np.count_nonzero(present)),
+            "rounding": self._rounding,
+        }
 
     def _replaced(self, noise: FloatArray, directions: Directions, present: BoolArray) -> FloatArray:
         """Return ``noise`` with our own along the canaries, scaled like the rest if that is too large."""
         count = int(np.count_nonzero(present))
         rest = noise - directions.weighted_sum(directions.project(noise) * present)
         scale = float(np.sqrt((rest @ rest) / max(noise.size - count, 1)))
-        own = np.zeros(present.size)
-        own[present] = (scale if scale > _MAX_SCALE else 1.0) * self._own.standard_normal(count)
-        replaced: FloatArray = rest + directions.weighted_sum(own)
+        along = np.zeros(present.size)
+        std = scale if scale > _MAX_SCALE * self._claimed else self._claimed
+        along[present] = std * self._rng.standard_normal(count)
+        replaced: FloatArray = rest + directions.weighted_sum(along)
         return replaced
-
-    def diagnose(
-        self, *, noise_multiplier: float, confidence: float, has_signal: Callable[[], bool]
-    ) -> Diagnosis:
-        """Test the noise; ``has_signal`` returns whether canaries are clipped as claimed."""
-        claimed = self._std / self._norm
-        if not math.isclose(noise_multiplier, claimed):
-            raise UntestedError(
-                f"Expected noise_multiplier={claimed:g}, with which the steps were observed, got "
-                f"{noise_multiplier:g}: observe them again with that claim."
-            )
-        return (self._clipped if has_signal() else self._apart).diagnose(confidence)
 
 
 class UnknownSumError(InputError):

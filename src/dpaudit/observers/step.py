@@ -18,8 +18,7 @@ from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.accounting import Claim
 from dpaudit.canaries import Directions, Draws, GradientCanary, Mixture, ParameterLayout, fresh_seed
-from dpaudit.diagnostics._coordinate_layout import Leaves
-from dpaudit.diagnostics._sum_checks import BatchRecord
+from dpaudit.diagnostics import BatchRecord, Leaves, NoiseCheck, ObservedStep
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import (
     as_numpy,
@@ -38,8 +37,9 @@ from dpaudit.observers._arrays import (
 )
 from dpaudit.observers._neighbors import neighbors
 from dpaudit.observers._replay_result import Sensitivity
-from dpaudit.observers._residuals import Residuals, SumOfOthers, UnknownSumError, is_refuted
-from dpaudit.recording import LiveBound, NoiseLog, ObservedCanaries, Recorder, TrainingInfo
+from dpaudit.observers._residuals import StepNoise, SumOfOthers, UnknownSumError, is_refuted
+from dpaudit.recording import LiveBound, ObservedCanaries, Recorder, TrainingInfo
+from dpaudit.recording._claim_source import claimed_mu
 
 __all__ = ["Sensitivity", "observe_loss_step", "observe_step", "replay_step"]
 
@@ -183,15 +183,19 @@ def _run_steps(
     layout = _fitting(replace(layout, largest=largest / norm), gradients)
     drawn = _DrawnCanaries(draws, layout)
     own_noise, num_others = draws.rng(0, _OWN_NOISE), list[int]()
-    residuals = Residuals.of(claim, gradients, max_grad_norm=norm, leaves=leaves, rng=own_noise)
+    mu = claimed_mu(claim)
+    noise = (
+        None
+        if mu is None
+        else StepNoise(gradients, max_grad_norm=norm, noise_multiplier=1 / mu, rng=own_noise)
+    )
     recorder = Recorder(
         claim=claim,
         num_steps=num_steps,
         confidence=confidence,
         tests=tests,
         callbacks=callbacks,
-        noise=residuals or NoiseLog(),  # an empty log where no Gaussian noise is claimed
-        checks=[BatchRecord(uncovered)],
+        checks=[NoiseCheck(), BatchRecord(uncovered)],
         signal=min(draws.canary.scale, 1.0),
         facts=lambda: TrainingInfo(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
         num_canaries=draws.num_canaries,
@@ -206,12 +210,20 @@ def _run_steps(
         num_others.append(num_rows - int(np.count_nonzero(present)))
         released = divisor * raw - others.total
         clipped = np.where(present, norm * np.minimum(draws.canary.lengths(directions), 1.0), 0.0)
-        recorder.record(directions.project(released) / norm, present)
         others.observe(released, directions, clipped)
-        if residuals is not None:
-            residuals.observe(
-                released, others.total, directions, present, clipped, raw=raw, num_rows=num_rows
+        fields = {} if noise is None else noise.fields(released, others.total, directions, present, clipped)
+        recorder.observe(
+            ObservedStep(
+                scores=directions.project(released) / norm,
+                present=present,
+                leaves=leaves,
+                released=raw,
+                release_unit=divisor / norm,
+                num_rows=num_rows,
+                clipping_norm=norm,
+                **fields,
             )
+        )
     if not draws.canary.moving:
         recorded = recorder.state_dict()
         others.require_known(recorded["scores"], recorded["present"], draws.canary.num_variants)

@@ -1,12 +1,12 @@
 """Recorders: what an audit collects during a training run, whatever library trains the model.
 
 :class:`Recorder` keeps the scores of every step, :class:`WholeRunRecorder` one score per canary for the whole
-run. Observers assemble them from parts: a source of the claim, a log of the noise, facts about the training
+run. Observers assemble them from parts: a source of the claim, checks of the steps, facts about the training
 run.
 """
 
+from dpaudit.diagnostics import ObservedStep, StepCheck
 from dpaudit.recording._claim_source import DPSGDParams, ReadClaim, TrainingInfo
-from dpaudit.recording._noise_log import CoordinateSample, NoiseLog
 from dpaudit.recording._recorder import Recorder
 from dpaudit.recording._score_log import ObservedCanaries
 from dpaudit.recording._signal_and_noise import ArrivalError, UntestedError
@@ -15,14 +15,14 @@ from dpaudit.recording._whole_run import LikelihoodRatios, WholeRunRecorder
 
 __all__ = [
     "ArrivalError",
-    "CoordinateSample",
     "DPSGDParams",
     "LikelihoodRatios",
     "LiveBound",
-    "NoiseLog",
     "ObservedCanaries",
+    "ObservedStep",
     "ReadClaim",
     "Recorder",
+    "StepCheck",
     "TrainingInfo",
     "Trajectory",
     "TrajectoryPoint",

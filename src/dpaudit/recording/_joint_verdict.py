@@ -18,20 +18,20 @@ from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, Mixed
-from dpaudit.diagnostics import CheckResults, Diagnosis
+from dpaudit.diagnostics import (
+    CheckResults,
+    ClaimedStep,
+    Diagnosis,
+    NoiseCheck,
+    ObservedStep,
+    RunCheck,
+    StepCheck,
+)
 from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError, quoted
 from dpaudit.recording._claim_source import ClaimSource, TrainingInfo, claimed_mu
-from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._score_log import ScoreLog
-from dpaudit.recording._signal_and_noise import (
-    NO_NOISE,
-    ClaimCheck,
-    LiveCheck,
-    NoiseTests,
-    RunCheck,
-    UntestedError,
-)
+from dpaudit.recording._signal_and_noise import LiveCheck, UntestedError, first_of
 from dpaudit.stats import Result
 
 _LEVELS = 0.9995, 0.0005  # quantiles of the noise interval, which is wide to avoid false hints
@@ -93,23 +93,24 @@ def has_more_tests(tests: SupportsDiagnose | bool | None) -> bool:
     return True
 
 
+def is_test_of_noise(check: RunCheck) -> bool:
+    """Return whether a check tests the noise of steps."""
+    return bool(getattr(check, "tests_noise", False))
+
+
 class RunTests:
     """The tests of a run besides its bound, with which they share one error rate.
 
-    ``noise`` tests the noise, ``checks`` everything else. The shares are set before the first step, because
-    the live bound has its share from the beginning: a run without anything to test, or with ``tests=False``,
-    gives the whole error rate to the bound.
+    The shares are set before the first step, because the live bound has its share from the beginning: a run
+    without anything to test, or with ``tests=False``, gives the whole error rate to the bound.
     """
 
-    def __init__(
-        self, noise: NoiseTests | None, checks: Sequence[RunCheck], claims: ClaimSource, *, wanted: bool
-    ) -> None:
-        self.noise, self._checks, self._claims = noise, tuple(checks), claims
-        self._wanted = _validate.flag("tests", wanted)
-        if isinstance(noise, NoiseLog):
-            noise.is_kept = self._wanted
+    def __init__(self, checks: Sequence[RunCheck], claims: ClaimSource, *, wanted: bool) -> None:
+        self.checks, self._claims = tuple(checks), claims
+        self._step_checks = [check for check in checks if isinstance(check, StepCheck)]
+        self.is_wanted = _validate.flag("tests", wanted)
         self.num_resumed = 0
-        """The number of steps that were recorded before the run was resumed."""
+        """The number of steps that were recorded before the run was resumed, and are not tested."""
         self._shares: dict[int, float] = {}  # of the tests' error rate, by number of steps
 
     @property
@@ -134,17 +135,39 @@ class RunTests:
 
     def __getstate__(self) -> dict[str, Any]:
         rate = self._claims.sample_rate()
-        checks = [part.frozen(rate) if isinstance(part, LiveCheck) else part for part in self._checks]
-        return {**vars(self), "_checks": tuple(checks)}
+        checks = [check.frozen(rate) if isinstance(check, LiveCheck) else check for check in self.checks]
+        return {**vars(self), "checks": tuple(checks)}
+
+    def observe(self, step: ObservedStep) -> None:
+        """Pass a step to all checks."""
+        if self.is_wanted:
+            for check in self._step_checks:
+                check.observe(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all checks that have one."""
+        return {type(check).__name__: check.state_dict() for check in self._step_checks}
+
+    def load_state_dict(self, state: dict[str, Any], num_done: int) -> None:
+        """Resume the checks after ``num_done`` steps; a state without theirs leaves these steps untested."""
+        self.num_resumed = num_done if self.checks and self.noise is not None and not state else 0
+        for check in self._step_checks:
+            if type(check).__name__ in state:
+                check.load_state_dict(state[type(check).__name__])
 
     @property
-    def exist(self) -> bool:
+    def noise(self) -> NoiseCheck | None:
+        """The check of the noise, if there is one."""
+        return first_of(self.checks, NoiseCheck)
+
+    @property
+    def has_tests(self) -> bool:
         """Whether there is anything to test, against a claim about Gaussian noise."""
-        return (self.noise is not None or bool(self._checks)) and self._claims.is_gaussian
+        return bool(self.checks) and self._claims.is_gaussian
 
     def levels(self, confidence: float, *, has_more: bool = False) -> tuple[float, float | None]:
         """Return the confidence of the bound and of the tests, None if there are none."""
-        has_tests = has_more or (self._wanted and self.exist)
+        has_tests = has_more or (self.is_wanted and self.has_tests)
         bound, tests = share_error(1 - confidence, has_bound=True, has_tests=has_tests)
         return bound, tests if has_tests else None
 
@@ -154,42 +177,54 @@ class RunTests:
         confidence: float,
         *,
         has_signal: Callable[[], bool] = lambda: True,
+        claim: Claim | None = None,
     ) -> Diagnosis:
         """Run all tests against the noise multiplier, by default the claimed one."""
-        if self.noise is None and not self._checks:
-            raise UntestedError(NO_NOISE)
-        claimed = self._claims.noise_multiplier(noise_multiplier)
-        if self.noise is None:
-            found = Diagnosis.of((), confidence=confidence, not_covered=(_NO_LOG,))
-        else:
-            found = self.noise.diagnose(
-                noise_multiplier=claimed, confidence=confidence, has_signal=has_signal
+        if not self.checks:
+            raise UntestedError(
+                "Expected a recorder returned by an observer, which logs the noise of each step, got one "
+                "without noise: pass the noise to Diagnostics() instead."
             )
-        return found.joined(self._before_resumption(), *self._results(claimed))
+        claimed = ClaimedStep(
+            noise_multiplier=self._claims.noise_multiplier(noise_multiplier),
+            sample_rate=self._claims.sample_rate(),
+            confidence=confidence,
+            has_signal=has_signal,
+            claim=claim,
+        )
+        return Diagnosis.of((), confidence=confidence, not_covered=self._untested_steps()).joined(
+            *(check.results(claimed) for check in self.checks)
+        )
 
-    def _before_resumption(self) -> CheckResults:
-        """Return what is not tested because a state does not hold it; a training hook has its own state."""
-        if self.num_resumed == 0 or not isinstance(self.noise, NoiseLog):
-            return CheckResults()
-        return CheckResults(not_covered=(_RESUMED.format(count=self.num_resumed),))
+    def _untested_steps(self) -> tuple[str, ...]:
+        """Return what is not tested because a state does not hold it, or raise if no noise was seen."""
+        if not any(map(is_test_of_noise, self.checks)):
+            return (_NO_LOG,)
+        if self.noise is not None and self.noise.num_steps == 0:
+            if not self.is_wanted:
+                raise UntestedError(
+                    "Expected an audit with tests, got one with tests=False: no noise was kept."
+                )
+            raise UntestedError("Expected the noise of at least one step, got none: did training run?")
+        return (_RESUMED.format(count=self.num_resumed),) if self.num_resumed else ()
 
     def _certain(self, result: Result, confidence: float) -> Diagnosis | None:
         """Return findings that need no statistics and hold whenever the run ended; None if there are none."""
-        claimed = claimed_noise(result.claim)
-        found = [] if claimed is None else self._results(claimed) + self._claim_results(result.claim)
-        certain = [one.certain for one in found if one.certain]
-        if not certain:
+        noise_multiplier = claimed_noise(result.claim)
+        if noise_multiplier is None:
             return None
-        return Diagnosis.of((), confidence=confidence).joined(*(CheckResults(certain=one) for one in certain))
-
-    def _results(self, noise_multiplier: float) -> list[CheckResults]:
-        rate = self._claims.sample_rate()
-        return [part.results(noise_multiplier=noise_multiplier, sample_rate=rate) for part in self._checks]
-
-    def _claim_results(self, claim: object) -> list[CheckResults]:
-        if not isinstance(claim, Claim):
-            return []
-        return [part.claim_results(claim) for part in self._checks if isinstance(part, ClaimCheck)]
+        claimed = ClaimedStep(
+            noise_multiplier=noise_multiplier,
+            sample_rate=self._claims.sample_rate(),
+            confidence=confidence,
+            claim=result.claim,
+        )
+        facts = [check.results(claimed).certain for check in self.checks if not is_test_of_noise(check)]
+        if not any(facts):
+            return None
+        return Diagnosis.of((), confidence=confidence).joined(
+            *(CheckResults(certain=findings) for findings in facts)
+        )
 
     def join(
         self,
@@ -230,16 +265,16 @@ class RunTests:
             gaps.append(_SAMPLING)
         if diagnosis is not None and not any(gap.startswith(_UNTESTED) for gap in gaps):
             gaps.append(_DIRECTIONS)
-        if not any(getattr(part, "tests_coupling", False) for part in self._checks):  # as a replay does
+        if not any(getattr(check, "tests_coupling", False) for check in self.checks):  # as a replay does
             gaps.append(_COUPLED)
         return replace(result, not_covered=tuple(dict.fromkeys([*gaps, _UNITS, _SEEDED, _BESIDE])))
 
     def _why_untested(self) -> str:
-        if self.noise is None and not self._checks:
+        if not self.checks:
             return _NO_LOG
         if not self._claims.is_gaussian:
             return _NOT_GAUSSIAN
-        return _NO_SHARE if self._wanted else _NOT_WANTED
+        return _NO_SHARE if self.is_wanted else _NOT_WANTED
 
     def _tested(
         self,
@@ -249,13 +284,13 @@ class RunTests:
         has_signal: Callable[[], bool],
     ) -> Diagnosis:
         added = None if more is None else more.diagnose(confidence)
-        if not (self._wanted and self.exist) and added is not None:
+        if not (self.is_wanted and self.has_tests) and added is not None:
             return added
         claimed = claimed_noise(result.claim)
         if claimed is None:
             raise UntestedError(f"Expected a claim about Gaussian noise, got {result.claim.summary}.")
-        found = self.diagnose(claimed, confidence, has_signal=has_signal)
-        found = found.joined(*self._claim_results(result.claim))
+        claim = result.claim if isinstance(result.claim, Claim) else None
+        found = self.diagnose(claimed, confidence, has_signal=has_signal, claim=claim)
         if added is None:
             return found
         names = {check.name for check in found.checks}  # the same data may be passed twice

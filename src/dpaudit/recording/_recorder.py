@@ -14,7 +14,7 @@ from dpaudit._plotting import draw_trajectory
 from dpaudit._provenance import now
 from dpaudit._types import FloatArray
 from dpaudit.accounting import Claim
-from dpaudit.diagnostics import Diagnosis
+from dpaudit.diagnostics import BatchRecord, Diagnosis, ObservedStep, RunCheck
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, FrozenValue, GivenClaim, ReadClaim, TrainingInfo
 from dpaudit.recording._joint_verdict import (
@@ -22,22 +22,19 @@ from dpaudit.recording._joint_verdict import (
     SupportsDiagnose,
     claimed_noise,
     has_more_tests,
+    is_test_of_noise,
     remaining_level,
     with_clues,
 )
-from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._score_log import ObservedCanaries, ScoreLog, recorded_steps
 from dpaudit.recording._signal_and_noise import (
-    NO_NOISE,
     CanaryLengths,
-    NoiseTests,
-    RunCheck,
     UntestedError,
     check_signal,
+    first_of,
     has_signal,
     require_alike,
     require_resumable,
-    with_batches,
 )
 from dpaudit.recording._trajectory import LiveBound, PlacedBets, RunBets, ShownBounds, Trajectory
 from dpaudit.stats import Inference, Observations, Result, TradeOff
@@ -66,11 +63,11 @@ class Recorder:
     and one with it, from two independent draws, instead of one fair coin per canary. ``coupled``: a score
     depends on which other canaries were present, as after subtracting those that overlap with it.
 
-    Observers pass further parts. A ``ReadClaim`` reads the claim from the training run. ``noise`` and
-    ``checks`` are tests, which share the error rate with the bound; with ``tests=False`` the bound has all of
-    it. A present canary must score ``signal`` or more, otherwise there is no verdict. Scores are in units of
-    ``reach`` clipping norms, less than 1 if canaries do not reach all layers. ``synchronize`` waits for steps
-    that are not yet recorded. What arrives of gradient ``canaries`` is tested.
+    Observers pass further parts. A ``ReadClaim`` reads the claim from the training run. ``checks`` test the
+    steps that :meth:`observe` passes to them and share the error rate with the bound; with ``tests=False``
+    the bound has all of it. A present canary must score ``signal`` or more, otherwise there is no verdict.
+    Scores are in units of ``reach`` clipping norms, less than 1 if canaries do not reach all layers.
+    ``synchronize`` waits for steps that are not yet recorded. What arrives of ``canaries`` is tested.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -92,7 +89,6 @@ class Recorder:
         coupled: bool = False,
         every: int | None = None,
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
-        noise: NoiseTests | None = None,
         signal: float | None = None,
         reach: float = 1.0,
         facts: Callable[[], TrainingInfo] | None = None,
@@ -113,10 +109,14 @@ class Recorder:
         self._tradeoff, self._paired, self._coupled = tradeoff, paired, coupled
         self._num_canaries = None if num_canaries is None else _validate.whole("num_canaries", num_canaries)
         self._signal, self._facts = signal, facts
-        joined, self._batches = with_batches(checks)
+        batches = first_of(checks, BatchRecord)
+        self._batches = BatchRecord() if batches is None else batches
         self._log = ScoreLog(canaries, self._planned, self._num_canaries)
-        has_any = noise is not None or bool(checks) or self._log.is_tested
-        self._tests = RunTests(noise, (self._log, *joined) if has_any else (), self._claims, wanted=tests)
+        all_checks = [*checks, *([self._batches] if batches is None else [])]
+        of_noise = [check for check in all_checks if is_test_of_noise(check)]
+        others = [check for check in all_checks if not is_test_of_noise(check)]
+        has_any = bool(checks) or self._log.is_tested
+        self._tests = RunTests((*of_noise, self._log, *others) if has_any else (), self._claims, wanted=tests)
         level, self._tests_level = self._tests.levels(self.confidence)
         self._bets = RunBets(
             self._claims,
@@ -160,16 +160,17 @@ class Recorder:
         return None if self._facts is None else self._facts()
 
     @property
-    def noise(self) -> NoiseLog:
-        """The log to which an observer adds the noise of each step."""
-        if not isinstance(self._tests.noise, NoiseLog):
-            raise UntestedError(NO_NOISE)
-        return self._tests.noise
-
-    @property
     def tests_noise(self) -> bool:
-        """Whether noise is logged for :meth:`diagnose`."""
-        return self._tests.noise is not None
+        """Whether the noise of steps is tested."""
+        return self._tests.noise is not None and self._tests.is_wanted
+
+    def observe(self, step: ObservedStep, *, notify: bool = True) -> None:
+        """Record what an observer saw of one step; call the callbacks."""
+        if step.scores is not None:
+            self.record(step.scores, step.present, lengths=step.lengths, notify=False)
+        self._tests.observe(step)
+        if notify:
+            self.notify()
 
     def record(
         self, scores: Any, present: Any, *, lengths: FloatArray | None = None, notify: bool = True
@@ -194,7 +195,7 @@ class Recorder:
 
     def observe_batch(self, indices: Any, num_examples: int) -> None:
         """Add the batch of one step, by index in a data set of ``num_examples``, for :meth:`diagnose`."""
-        self._batches.observe(indices, num_examples)
+        self._batches.add_reported_batch(indices, num_examples)
 
     def notify(self) -> None:
         """Pass the live bound to the callbacks, if it is due."""
@@ -390,6 +391,7 @@ class Recorder:
             "shown": self._shown.any,
             **({"joint_confidence": self.confidence} if len(self._log) else {}),
             **({"tests_spent": self._tests.spent} if self._tests.spent else {}),
+            **({"checks": checks} if (checks := self._tests.state_dict()) else {}),
             **self._bets.state_dict(),
             **({"lengths": self._lengths.counts} if self._lengths.counts.any() else {}),
         }
@@ -404,7 +406,7 @@ class Recorder:
                 self.confidence = _validate.confidence(state["joint_confidence"])
                 self._tests_level = remaining_level(self._bets.level, self.confidence)
             self._log.load(scores, present)
-            self._tests.num_resumed = len(self._log)
+            self._tests.load_state_dict(state.get("checks", {}), len(self._log))
             self._tests.spent = _validate.at_least("tests_spent", state.get("tests_spent", 0.0), 0.0)
             self._shown.early = _validate.flag("looked", state["looked"])
             self._shown.any = _validate.flag("shown", state["shown"])

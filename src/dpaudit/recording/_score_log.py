@@ -15,7 +15,7 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.canaries import SHAPES, Directions, GradientCanary, ParameterLayout
-from dpaudit.diagnostics import CheckResults
+from dpaudit.diagnostics import CheckResults, ClaimedStep
 from dpaudit.diagnostics._arrival import (
     ArrivedCanaries,
     StepArrivals,
@@ -163,12 +163,11 @@ class ScoreLog:
             lengths[steps] = self._canaries.directions(steps[0]).lengths
         return lengths
 
-    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
+    def results(self, claimed: ClaimedStep) -> CheckResults:
         """Return the tests of what arrived, given the claimed noise multiplier."""
-        del sample_rate
         if self._canaries is None or not self.is_tested or not self.scores:
             return CheckResults()
-        canaries, std = self._canaries, noise_multiplier / self._canaries.reach
+        canaries, std = self._canaries, claimed.noise_multiplier / self._canaries.reach
         arrived = [self._arrived(steps) for steps in self._steps_by_variant().values()]
         return arrival_results(
             ArrivedCanaries.joined(arrived),

@@ -1,26 +1,25 @@
 """Signal of the observed steps: a check that canaries reach the release, and the parts that test a run.
 
 A training run that drops the canaries does not show how it treats examples, so :func:`check_signal` raises
-instead of allowing a verdict. The noise that a library added is logged in ``_noise_log``.
+instead of allowing a verdict.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
-from dpaudit.accounting import Claim
-from dpaudit.diagnostics import CheckResults, Diagnosis
-from dpaudit.diagnostics._sum_checks import BatchRecord
+from dpaudit.diagnostics import RunCheck
 from dpaudit.errors import InputError
 from dpaudit.stats._one_run import GuessDesign
 from dpaudit.stats._power import AuditDesign
 
+_Check = TypeVar("_Check")
 _ROUNDING = 1e-3  # in clipping norms
 _PROBABLY = 3.0  # standard errors
 _FEW, _SURELY = 10, 6.0  # scores, and standard errors, beyond which a missing canary is certain
@@ -217,41 +216,8 @@ def require_resumable(scores: Sequence[Any] | FloatArray, num_canaries: int | No
         )
 
 
-NO_NOISE = (
-    "Expected a recorder returned by an observer, which logs the noise of each step, got one without noise: "
-    "pass the noise to Diagnostics() instead."
-)
-
-
 class UntestedError(InputError):
     """There is no noise to test, or the tests would not have their stated error rate."""
-
-
-class NoiseTests(Protocol):
-    """The part of a recorder that tests the noise of its steps."""
-
-    def diagnose(
-        self, *, noise_multiplier: float, confidence: float, has_signal: Callable[[], bool]
-    ) -> Diagnosis:
-        """Test the noise of all steps against this noise multiplier, or raise an :class:`UntestedError`.
-
-        ``has_signal`` returns whether canaries score as expected.
-        """
-
-
-class RunCheck(Protocol):
-    """A part of a recorder that checks something besides the noise, such as the batches or the sums."""
-
-    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
-        """Return what the steps so far show, given the claimed numbers."""
-
-
-@runtime_checkable
-class ClaimCheck(Protocol):
-    """A check that also compares the training run with other numbers of the claim, such as its delta."""
-
-    def claim_results(self, claim: Claim) -> CheckResults:
-        """Return what contradicts the claim."""
 
 
 @runtime_checkable
@@ -262,10 +228,6 @@ class LiveCheck(Protocol):
         """Return a check with the same results, given the claimed sample rate, without these objects."""
 
 
-def with_batches(parts: Sequence[RunCheck]) -> tuple[tuple[RunCheck, ...], BatchRecord]:
-    """Return the parts, among them a record of the batches, and that record."""
-    for part in parts:
-        if isinstance(part, BatchRecord):
-            return tuple(parts), part
-    batches = BatchRecord()
-    return (*parts, batches), batches
+def first_of(checks: Sequence[RunCheck], kind: type[_Check]) -> _Check | None:
+    """Return the first check of a kind."""
+    return next((check for check in checks if isinstance(check, kind)), None)

@@ -14,18 +14,13 @@ from dpaudit._provenance import now
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.accounting._log_ratios import log_ratio_attack
-from dpaudit.diagnostics import Diagnosis
+from dpaudit.diagnostics import Diagnosis, ObservedStep, RunCheck
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, FrozenValue, GivenClaim, ReadClaim, TrainingInfo
 from dpaudit.recording._joint_verdict import RunTests, SupportsDiagnose, has_more_tests
-from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._signal_and_noise import (
-    NO_NOISE,
     LengthMoments,
-    NoiseTests,
-    RunCheck,
     RunningMoments,
-    UntestedError,
     check_signal,
     require_resumable,
 )
@@ -117,7 +112,7 @@ class WholeRunRecorder:
     Observers pass further parts. ``claim`` reads the four numbers from the training run; the noise multiplier
     and the sample rate known before the first step determine how scores are weighted. The norm of a canary is
     ``reach`` times the clipping norm, and a canary that was drawn must score ``signal`` or more. ``finished``
-    receives the sample rate and raises if the run cannot be audited. ``noise``, ``facts``,
+    receives the sample rate and raises if the run cannot be audited. ``facts``,
     ``not_covered``, ``checks`` and ``tests`` are as for :class:`Recorder`.
     """
 
@@ -135,7 +130,6 @@ class WholeRunRecorder:
         reach: float = 1.0,
         signal: float | None = None,
         finished: Callable[[float], None] | None = None,
-        noise: NoiseTests | None = None,
         facts: Callable[[], TrainingInfo] | None = None,
         not_covered: tuple[str, ...] = (),
         checks: Sequence[RunCheck] = (),
@@ -158,7 +152,7 @@ class WholeRunRecorder:
         self._signal, self._finished = signal, finished
         self._facts = facts
         self.not_covered = not_covered
-        self._tests = RunTests(noise, checks, self._claims, wanted=tests)
+        self._tests = RunTests(checks, self._claims, wanted=tests)
         self._joined, self._absent = RunningMoments(), RunningMoments()
 
     @property
@@ -192,16 +186,15 @@ class WholeRunRecorder:
         return None if self._facts is None else self._facts()
 
     @property
-    def noise(self) -> NoiseLog:
-        """The log to which an observer adds the noise of each step."""
-        if not isinstance(self._tests.noise, NoiseLog):
-            raise UntestedError(NO_NOISE)
-        return self._tests.noise
-
-    @property
     def tests_noise(self) -> bool:
-        """Whether noise is logged for :meth:`diagnose`."""
-        return self._tests.noise is not None
+        """Whether the noise of steps is tested."""
+        return self._tests.noise is not None and self._tests.is_wanted
+
+    def observe(self, step: ObservedStep) -> None:
+        """Record what an observer saw of one step."""
+        if step.scores is not None:
+            self.record(step.scores, step.present)
+        self._tests.observe(step)
 
     def record(self, scores: Any, joined: BoolArray | None = None) -> None:
         """Add the scores of all canaries in one step, whether or not they were in the batch.
@@ -311,14 +304,15 @@ class WholeRunRecorder:
     def state_dict(self) -> dict[str, Any]:
         """Return the recorded state, for ``load_state_dict`` of an identically created recorder."""
         moments = {"joined": astuple(self._joined), "absent": astuple(self._absent)}
-        return self._ratios.state_dict() | (moments if self._absent.count else {})
+        checks = {"checks": self._tests.state_dict()}
+        return self._ratios.state_dict() | (moments if self._absent.count else {}) | checks
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
         with _validate.restoring("a recorder", state):
             require_resumable([state["present"]], self.present.size)
             self._ratios.load_state_dict(state)
-            self._tests.num_resumed = self.num_done
+            self._tests.load_state_dict(state.get("checks", {}), self.num_done)
             if "joined" in state:
                 self._joined, self._absent = (RunningMoments(*state[side]) for side in ("joined", "absent"))
 

@@ -23,11 +23,19 @@ from jax.experimental import io_callback
 
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.canaries import Coins, Draws
+from dpaudit.diagnostics import (
+    BatchRecord,
+    CoordinateSample,
+    Leaves,
+    NoiseCheck,
+    NoiseMaximum,
+    ObservedStep,
+    SumRecord,
+)
 from dpaudit.diagnostics._row_digests import RowRecord
-from dpaudit.diagnostics._sum_checks import BatchRecord, StepSum, SumRecord
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import flat
-from dpaudit.recording import CoordinateSample, Recorder
+from dpaudit.recording import Recorder
 
 NO_GRADIENT = (
     "Expected the gradient function returned by observe() to be called before each update of the privatizer, "
@@ -103,12 +111,13 @@ class Host:
         recorder: Recorder,
         draws: Draws | Coins | None,
         barrier: StepBarrier,
-        checks: tuple[SumRecord, BatchRecord],
+        checks: tuple[NoiseCheck, SumRecord, BatchRecord],
         num_releases: int = 1,
     ) -> None:
         self.norm = 0.0  # the largest contribution of one example, set by the first call
         self.bound = 0.0  # the largest contribution that the gradient function states
-        self._sums, self._batches = checks
+        self._batches = checks[-1]
+        self._sum_norms: list[tuple[float, float]] = []  # of each gradient of the step, and its rows
         self._num_rows, self._has_rows = 0, True
         self._digests: list[Any] = []  # of the rows since the last step
         self.scale = SumScale()
@@ -120,7 +129,7 @@ class Host:
         self._scores: list[FloatArray] = []
         self._noisy: list[tuple[FloatArray, FloatArray, FloatArray]] = []
         self._examples: FloatArray = np.zeros(0)  # of the latest release, as in ``PendingSum.sample``
-        self._leaves: tuple[int, ...] = ()  # coordinates per leaf whose noise is logged
+        self._leaves: Leaves = ()  # coordinates per leaf whose noise is logged
         self._num_coordinates = 0
         self._precision = 0.0
         self._outside: dict[str, Callable[..., Any]] = {}
@@ -186,11 +195,10 @@ class Host:
         After the input follow the largest absolute noise over all coordinates and the norm of the input.
         """
         sample = CoordinateSample.of([leaf.size for leaf in jax.tree.leaves(arrived)])
-        self._leaves, self._precision = sample.leaves, precision_of(arrived)
+        self._precision = precision_of(arrived)
         named, _ = jax.tree_util.tree_flatten_with_path(arrived)
-        self._recorder.noise.names = [
-            jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in named
-        ]
+        names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in named]
+        self._leaves = sample.named(names)
         after, before = flat(released), flat(arrived)
         self._num_coordinates = before.size
         whole = jnp.stack([jnp.abs(after - before).max(), jnp.linalg.norm(before)])
@@ -214,8 +222,7 @@ class Host:
         norm, rows, is_known = map(float, measured[:_NUM_MEASURED])
         self._num_rows, self._has_rows = self._num_rows + int(rows), self._has_rows and is_known > 0
         if 0 < self.bound < math.inf:
-            step = StepSum(norm=norm, limit=rows * self.bound, rows=int(rows), max_grad_norm=self.bound)
-            self._sums.observe(step, eps=self._precision)
+            self._sum_norms.append((norm / self.bound, rows))
         found = PendingSum.of(batch, joined, measured[_NUM_MEASURED:])
         self._pending = found if self._pending is None else self._pending.plus(found)
 
@@ -244,35 +251,48 @@ class Host:
         self._noisy.append((np.asarray(after, np.float64), sums[:-2], self._examples))
         if len(self._scores) < self._num_releases:
             return
-        whole: dict[str, Any] = {
-            "largest": (float(sums[-2]), float(self._num_coordinates)),
-            "sum_norm": float(sums[-1]),
-        }
         scores, self._scores = np.sum(self._scores, axis=0), []
         present, self._present = self._present, None
-        self._batches.use(self._num_rows, is_exact=self._has_rows)
-        rows, self._num_rows, self._has_rows = self._num_rows, 0, True
-        self._observe_digests()
+        fields: dict[str, Any] = {"num_rows": self._num_rows, "has_padding": not self._has_rows}
+        self._num_rows, self._has_rows = 0, True
+        if self._num_releases == 1:  # maxima of several releases do not add up
+            fields["max_noise"] = NoiseMaximum(float(sums[-2]) / self.norm, self._num_coordinates)
+            fields["sum_norm"] = float(sums[-1]) / self.norm
         (after, before, examples), self._noisy = np.sum(self._noisy, axis=0), []
-        self._recorder.noise.observe(
-            after,
-            before,
-            self._leaves,
-            norm=self.norm,
-            eps=self._precision,
-            examples=examples,
-            batch_size=float(rows),
-            num_canaries=None if present is None else float(present.sum()),
-            **(whole if self._num_releases == 1 else {}),  # maxima of several releases do not add up
+        self._recorder.observe(
+            ObservedStep.of_release(
+                after,
+                before,
+                clipping_norm=self.norm,
+                eps=self._precision,
+                examples=examples,
+                leaves=self._leaves,
+                num_canaries=None if present is None else float(present.sum()),
+                scores=scores,
+                present=present,
+                lengths=lengths,
+                row_digests=self._take_digests(),
+                **fields,
+                **self._take_sum_norms(),
+            )
         )
-        self._recorder.record(scores, present, lengths=lengths)
 
-    def _observe_digests(self) -> None:
+    def _take_sum_norms(self) -> dict[str, Any]:
+        """Return the norm of the sum of the step, or by how much one of several sums exceeds its limit."""
+        norms, self._sum_norms = self._sum_norms, []
+        if not norms:
+            return {}
+        norm, rows = max(norms, key=lambda pair: pair[0] / max(pair[1], 1e-3))
+        return {"example_sum_norm": norm, "sum_limit": rows, "sum_excess": None}
+
+    def _take_digests(self) -> Any:
+        """Return the digests of the rows of the step; None if its batch is known."""
         digests, self._digests = self._digests, []
-        if self._batches.rows is not None and not self._batches.is_given:
-            parts = np.concatenate([np.asarray(part, np.uint64) for part in digests])
-            joined = (parts[:, 0] << np.uint64(32)) | parts[:, 1]
-            self._batches.rows.observe(joined[joined != 0])
+        if self._batches.is_given:
+            return None
+        parts = np.concatenate([np.asarray(part, np.uint64) for part in digests])
+        joined = (parts[:, 0] << np.uint64(32)) | parts[:, 1]
+        return joined[joined != 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,11 +364,11 @@ def _fitted(joined: FloatArray, arrived: FloatArray) -> float:
     return float(arrived @ joined) / length if length > 0 else 1.0
 
 
-def new_checks(rows: RowRecord | None = None) -> tuple[SumRecord, BatchRecord]:
+def new_checks(rows: RowRecord | None = None) -> tuple[NoiseCheck, SumRecord, BatchRecord]:
     """Return checks of the sums and batches of a loop that marks its padding, by digests of ``rows`` too."""
     batches = BatchRecord(NO_BATCHES)
     batches.tests_sizes, batches.rows = True, rows
-    return SumRecord(), batches
+    return NoiseCheck(), SumRecord(), batches
 
 
 def shape_of(array: Any) -> jax.ShapeDtypeStruct:

@@ -15,7 +15,7 @@ from dpaudit.observers._patching import replaced, with_block
 from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
 from dpaudit.observers.jax_privacy._host import Host, StepBarrier, new_checks
 from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserver, observed_canaries
-from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
+from dpaudit.recording import DPSGDParams, LiveBound, ReadClaim, Recorder, TrainingInfo
 from dpaudit.recording._claim_source import CLAIM_PARTS
 
 _MIXTURE = Mixture()
@@ -63,7 +63,6 @@ def observe_model(
         tests=tests,
         every=every,
         callbacks=callbacks,
-        noise=NoiseLog(),
         signal=min(canary.scale, 1.0),
         facts=lambda: TrainingInfo(
             canary=canary, max_grad_norm=config.clipping_norm, batch_size=config.effective_batch_size

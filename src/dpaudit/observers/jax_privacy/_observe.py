@@ -30,7 +30,6 @@ from dpaudit.observers.jax_privacy._observer import (
 from dpaudit.recording import (
     DPSGDParams,
     LiveBound,
-    NoiseLog,
     ReadClaim,
     Recorder,
     TrainingInfo,
@@ -140,7 +139,6 @@ def observe(
         coupled=isinstance(canary, InputCanary),
         every=every,
         callbacks=callbacks,
-        noise=NoiseLog(),
         signal=min(canary.scale, 1.0) if isinstance(canary, GradientCanary) else 1.0,
         facts=lambda: TrainingInfo(canary=canary, max_grad_norm=host.norm),
         checks=checks,

@@ -24,7 +24,7 @@ from opacus.utils.uniform_sampler import (
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRandomSampler
 
 from dpaudit._types import IntArray
-from dpaudit.diagnostics import CheckResults, Finding
+from dpaudit.diagnostics import CheckResults, ClaimedStep, Finding
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.observers.opacus._lints import FrozenLints
 from dpaudit.observers.opacus._sampling import iterated_by
@@ -103,7 +103,7 @@ class LoaderBatches:
             return
         indices = np.asarray(batch, dtype=np.int64).reshape(-1)
         if loader.is_chosen:
-            self.record.draw(loader.positions(indices), loader.num_examples or 0)
+            self.record.add_drawn_batch(loader.positions(indices), loader.num_examples or 0)
         elif not self._is_chosen:
             loader.drawn.append(indices)
             loader.last_draw = self._num_draws
@@ -127,14 +127,13 @@ class LoaderBatches:
             return
         self._choose(found[0])
         for indices in found[0].drawn:
-            self.record.draw(found[0].positions(indices), found[0].num_examples or 0)
+            self.record.add_drawn_batch(found[0].positions(indices), found[0].num_examples or 0)
 
-    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
-        """Return a finding if the loop uses another loader than the given one; see ``RunCheck``.
+    def results(self, claimed: ClaimedStep) -> CheckResults:
+        """Return a finding if the loop uses another loader than the given one.
 
         One with Poisson sampling at the claimed rate is as good.
         """
-        del noise_multiplier
         rows = self.record.step_rows[:_MAX_COMPARED]
         sizes = [size for size in rows if size is not None]
         if not self._is_given or len(sizes) < _MIN_COMPARED:
@@ -146,7 +145,7 @@ class LoaderBatches:
         ):
             return CheckResults()
         for other in self._candidates.values():
-            if other.drew(rows) and not other.is_as_claimed(sample_rate):
+            if other.drew(rows) and not other.is_as_claimed(claimed.sample_rate):
                 sentence = (
                     f"The loop does not use the batches of loader=: its first {len(rows)} steps have as "
                     f"many rows as batches of another loader, with {other.described}."
@@ -157,7 +156,7 @@ class LoaderBatches:
 
     def frozen(self, sample_rate: float | None) -> FrozenLints:
         """Return the same result without loaders; see ``LiveCheck``."""
-        found = self.results(noise_multiplier=1.0, sample_rate=sample_rate)
+        found = self.results(ClaimedStep(noise_multiplier=1.0, sample_rate=sample_rate))
         return FrozenLints(others=found.certain)
 
     def _choose(self, loader: _DrawingLoader) -> None:

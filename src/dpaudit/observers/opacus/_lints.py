@@ -20,7 +20,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.schedulers.noise_scheduler import _NoiseScheduler
 
 from dpaudit.accounting import Claim
-from dpaudit.diagnostics import CheckResults, Finding, likely_causes
+from dpaudit.diagnostics import CheckResults, ClaimedStep, Finding, likely_causes
 from dpaudit.errors import FindingError
 from dpaudit.observers.opacus._model_lints import (
     loss_lints,
@@ -167,22 +167,15 @@ class LintCheck:
         if not self._clipping:
             self._clipping = {one.name: one for one in _clipping_lints(self._training)}
 
-    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
+    def results(self, claimed: ClaimedStep) -> CheckResults:
         """Return the findings about the steps so far, given the claimed numbers."""
-        return self.frozen(sample_rate).results(noise_multiplier=noise_multiplier, sample_rate=sample_rate)
-
-    def claim_results(self, claim: Claim) -> CheckResults:
-        """Compare the number of steps and the number of examples with the claim; see ``ClaimCheck``."""
-        num_examples = self._with_loader().num_examples
-        return FrozenLints(num_accounted=self._num_accounted(), num_examples=num_examples).claim_results(
-            claim
-        )
+        return self.frozen(claimed.sample_rate).results(claimed)
 
     def frozen(self, sample_rate: float | None) -> FrozenLints:
         """Return the lints of the steps so far as they are now; see ``LiveCheck``."""
-        if not self._noises:
-            return FrozenLints()
         training = self._with_loader()
+        if not self._noises:
+            return FrozenLints(num_accounted=self._num_accounted(), num_examples=training.num_examples)
         found = [
             *_noise_adjustment_lints(training.optimizer),
             *self._clipping.values(),
@@ -268,17 +261,16 @@ class FrozenLints:
     num_accounted: int | None = None
     num_examples: int | None = None
 
-    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
-        """Return the findings about all steps; see ``RunCheck``."""
-        del sample_rate
-        noise_lints = _noise_lints(self.noises, noise_multiplier) if self.noises else ()
-        findings, notes = _split([*noise_lints, *self.others])
+    def results(self, claimed: ClaimedStep) -> CheckResults:
+        """Return the findings about all steps."""
+        lints: list[_Lint] = []
+        if self.noises:
+            lints += _noise_lints(self.noises, claimed.noise_multiplier)
+        lints += self.others
+        if isinstance(claimed.claim, Claim):
+            lints += [*self._claimed_steps_lints(claimed.claim), *self._delta_lints(claimed.claim)]
+        findings, notes = _split(lints)
         return CheckResults(certain=findings, notes=notes, not_covered=self.not_covered)
-
-    def claim_results(self, claim: Claim) -> CheckResults:
-        """Compare the number of steps and the number of examples with the claim; see ``ClaimCheck``."""
-        findings, notes = _split([*self._claimed_steps_lints(claim), *self._delta_lints(claim)])
-        return CheckResults(certain=findings, notes=notes)
 
     def _claimed_steps_lints(self, claim: Claim) -> Iterator[Finding]:
         """Compare a given number of steps with those that were added to the accountant by now."""

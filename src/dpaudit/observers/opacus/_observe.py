@@ -27,7 +27,15 @@ from dpaudit.canaries import (
     fresh_seed,
     require_held_out,
 )
-from dpaudit.diagnostics import Check, CheckResults, Finding
+from dpaudit.diagnostics import (
+    Check,
+    CheckResults,
+    ClaimedStep,
+    Finding,
+    NoiseCheck,
+    RunCheck,
+    SumRecord,
+)
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.opacus._batches import LoaderBatches
@@ -62,7 +70,6 @@ from dpaudit.observers.opacus._sums import SumObserver
 from dpaudit.recording import (
     DPSGDParams,
     LiveBound,
-    NoiseLog,
     ObservedCanaries,
     ReadClaim,
     Recorder,
@@ -70,7 +77,6 @@ from dpaudit.recording import (
     WholeRunRecorder,
 )
 from dpaudit.recording._claim_source import CLAIM_PARTS
-from dpaudit.recording._signal_and_noise import RunCheck
 
 _NUM_INPUTS = 16  # canaries if no number is given
 _MIXTURE = Mixture()
@@ -139,21 +145,21 @@ def observe(
     is_sure = module is not None or isinstance(owner, AbstractGradSampleModule)  # not another with its layers
     prepared = PreparedTraining(optimizer=optimizer, module=owner if is_sure else None, loader=loader)
     lints = LintCheck(prepared, lambda: batches.loader)
-    checks: list[RunCheck] = [lints, sums.record, sums.batches, sums.norms, batches]
+    checks: list[RunCheck] = [lints, SumRecord(), sums.batches, sums.norms, batches]
     others = _OtherRanks(ranks.world_size)
     shared: dict[str, Any] = {
         "lints": lints,
+        "names": _parameter_names(optimizer, owner),
         "loader": loader,
         "ranks": ranks,
         "sums": sums,
-        "checks": [*checks, others],
+        "checks": [NoiseCheck(), *checks, others],
         "given": DPSGDParams(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         ),
         "num_steps": num_steps,
         "confidence": confidence,
         "tests": tests,
-        "noise": NoiseLog(),
         "facts": lambda: TrainingInfo(
             canary=canary,
             max_grad_norm=float(optimizer.max_grad_norm),
@@ -171,13 +177,13 @@ def observe(
     else:
         shared |= {"clip": clip, "sampling": sampling, "owner": owner}
         observer = _setup_gradients(optimizer, canary, num_canaries, seed, **shared)
-    observer.recorder.noise.names = _parameter_names(optimizer, owner)
     with observer.installed():
         yield observer.recorder
     if ranks.world_size > 1:  # not after an error, which another process may not have
         noise = float(optimizer.noise_multiplier) if noise_multiplier is None else noise_multiplier
         rate = accounted_rate(optimizer) if sample_rate is None else sample_rate
-        others.exchange([check.results(noise_multiplier=noise, sample_rate=rate) for check in checks])
+        claimed = ClaimedStep(noise_multiplier=noise, sample_rate=rate)
+        others.exchange([check.results(claimed) for check in checks])
 
 
 class _OtherRanks:
@@ -207,7 +213,7 @@ class _OtherRanks:
                     replace(one, sentence=f"On rank {rank}: {one.sentence}") for one in results.checks
                 ]
 
-    def results(self, **_: Any) -> CheckResults:
+    def results(self, claimed: ClaimedStep) -> CheckResults:  # noqa: ARG002
         """Return findings and tests with the number of their process."""
         unknown = () if self._is_known else (_ONE_RANK,)
         return CheckResults(certain=tuple(self._certain), checks=tuple(self._checks), not_covered=unknown)
@@ -246,6 +252,7 @@ def _setup_gradients(
     loader: Any,
     ranks: Ranks,
     lints: LintCheck,
+    names: Sequence[str],
     sums: SumObserver,
     given: DPSGDParams,
     **options: Any,
@@ -284,7 +291,7 @@ def _setup_gradients(
         options |= {"canaries": observed, "num_canaries": num_canaries}
         recorder = Recorder(claim=ReadClaim(params, given), **options)
     return OpacusObserver(
-        optimizer, recorder, params, canaries, membership, ranks=ranks, lints=lints, sums=sums
+        optimizer, recorder, params, canaries, membership, ranks=ranks, lints=lints, sums=sums, names=names
     )
 
 
@@ -300,6 +307,7 @@ def _setup_inputs(
     loader: Any,
     ranks: Ranks,
     lints: LintCheck,
+    names: Sequence[str],
     sums: SumObserver,
     given: DPSGDParams,
     **options: Any,
@@ -328,7 +336,7 @@ def _setup_inputs(
     recorder = Recorder(claim=ReadClaim(params, given), **options)
     membership = CoinMembership(coins)
     return OpacusObserver(
-        optimizer, recorder, params, canaries, membership, ranks=ranks, lints=lints, sums=sums
+        optimizer, recorder, params, canaries, membership, ranks=ranks, lints=lints, sums=sums, names=names
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ from torch import Tensor, distributed
 
 from dpaudit._torch import largest_absolute
 from dpaudit._types import BoolArray, FloatArray
+from dpaudit.diagnostics import CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
 from dpaudit.observers.opacus._clipping import (
@@ -42,7 +43,7 @@ from dpaudit.observers.opacus._lints import LintCheck
 from dpaudit.observers.opacus._prepared import OpacusParamsReader, updating_optimizer
 from dpaudit.observers.opacus._sampling import Membership
 from dpaudit.observers.opacus._sums import SumObserver
-from dpaudit.recording import CoordinateSample, Recorder, WholeRunRecorder
+from dpaudit.recording import Recorder, WholeRunRecorder
 
 _MAX_COORDINATES = 2**20  # whose largest noise is logged
 _ROUNDING = 1e-5  # relative difference of two releases that are the same up to rounding
@@ -65,6 +66,7 @@ class _Step:
     noise_norm: float  # the clipping norm to which the noise is calibrated
     inserted: Tensor  # the sum of the clipped canaries
     noise_multiplier: float  # what the optimizer claims
+    fields: dict[str, Any]  # of the observed step, from its sum and batch
 
 
 class OpacusObserver:
@@ -85,11 +87,13 @@ class OpacusObserver:
         ranks: Ranks,
         lints: LintCheck,
         sums: SumObserver,
+        names: Sequence[str] = (),
     ) -> None:
         self._optimizer, self.recorder, self._params, self._lints = optimizer, recorder, params, lints
         self._canaries, self._membership, self._ranks = canaries, membership, ranks
         self._sums, self._trained = sums, TrainedParameters(optimizer)
         self._coordinates = CoordinateSample.of([parameter.numel() for parameter in optimizer.params])
+        self._leaves = self._coordinates.named(names)
         self._indices = torch.as_tensor(self._coordinates.indices, device=optimizer.params[0].device)
         self._weights = SampledWeights(optimizer.params, self._coordinates.indices)
         self._step: _Step | None = None
@@ -120,12 +124,12 @@ class OpacusObserver:
         self._trained.require_same(self.recorder.num_done)
         parameters = self._optimizer.params
         sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
-        self._sums.before_noise(sums)
+        fields = self._sums.before_noise(sums)
         for parameter, own in zip(parameters, sums, strict=True):
             parameter.summed_grad = _marked_like(own.clone(), own)
         try:
             with self._sums.paused():
-                self._step = self._insert(sums)
+                self._step = self._insert(sums, fields)
             self._add_noise()
         except BaseException:
             self._step = None
@@ -135,7 +139,7 @@ class OpacusObserver:
             self._post_processing.note(parameters)
 
     @torch.no_grad()
-    def _insert(self, sums: list[Tensor]) -> _Step:
+    def _insert(self, sums: list[Tensor], fields: dict[str, Any]) -> _Step:
         """Add the canaries of this step to ``p.summed_grad``; ``sums`` are its previous values."""
         index = self.recorder.num_done
         members = self._membership.members(index)
@@ -146,7 +150,7 @@ class OpacusObserver:
         present[members] = True
         known = projection.project(batch) + projection.others
         norm, noise = noise_norm(self._optimizer), float(self._optimizer.noise_multiplier)
-        return _Step(projection, present, sums, known, total, norm, total - batch, noise)
+        return _Step(projection, present, sums, known, total, norm, total - batch, noise, fields)
 
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
@@ -176,8 +180,7 @@ class OpacusObserver:
             return
         self._params.note_step(step.noise_multiplier)
         self._lints.note_step(step.noise_multiplier)
-        self._keep_noise(released, divisor, step)
-        self._record(values, step)
+        self.recorder.observe(self._observed(values, released, divisor, step))
 
     def _end_recording(self) -> None:
         """Record no further step: the training run may continue, but its gradients reveal nothing more."""
@@ -193,44 +196,38 @@ class OpacusObserver:
     def _after_update(self, *_: Any) -> None:
         self._update_depth -= 1
 
-    def _record(self, scores: FloatArray, step: _Step) -> None:
-        lengths = step.projection.lengths
-        if lengths is None:
-            self.recorder.record(scores, step.present)
-        else:
-            assert isinstance(self.recorder, Recorder)  # canaries of unknown length are not sampled
-            self.recorder.record(scores, step.present, lengths=lengths)
-
-    def _keep_noise(self, released: Tensor, divisor: float, step: _Step) -> None:
-        if not self.recorder.noise.is_kept:
-            return
-        own = self._sums.record.last
-        both = torch.stack([one.index_select(0, self._indices) for one in (step.total, step.inserted)])
-        known, inserted = self._ranks.sum(both).double().cpu().numpy()
-        self.recorder.noise.observe(
+    def _observed(self, scores: FloatArray, released: Tensor, divisor: float, step: _Step) -> ObservedStep:
+        """Return what was seen of a step."""
+        canaries = {"scores": scores, "present": step.present, "lengths": step.projection.lengths}
+        if not self.recorder.tests_noise:
+            return ObservedStep(**canaries)
+        both = torch.stack([vector.index_select(0, self._indices) for vector in (step.total, step.inserted)])
+        total, inserted = self._ranks.sum(both).double().cpu().numpy()
+        return ObservedStep.of_release(
             released.index_select(0, self._indices).double().cpu().numpy(),
-            known,
-            self._coordinates.leaves,
-            examples=known - inserted,
-            weights=self._weights.read(),
-            norm=step.noise_norm,
-            eps=precision(step.sums),
+            total,
+            clipping_norm=step.noise_norm,
             divisor=divisor,
-            batch_size=None if own is None else float(own.rows),
-            longest=None if own is None else own.longest,
+            eps=precision(step.sums),
+            examples=total - inserted,
+            weights=self._weights.read(),
+            leaves=self._leaves,
             num_canaries=float(np.count_nonzero(step.present)),
             noise_multiplier=step.noise_multiplier,
-            **self._of_all_coordinates(released, divisor, step.total),
+            **canaries,
+            **step.fields,
+            **self._of_all_coordinates(released, divisor, step),
         )
 
-    def _of_all_coordinates(self, released: Tensor, divisor: float, total: Tensor) -> dict[str, Any]:
-        """Return what is logged about all coordinates; nothing if other ranks have a part of the sum."""
+    def _of_all_coordinates(self, released: Tensor, divisor: float, step: _Step) -> dict[str, Any]:
+        """Return what is seen of all coordinates; nothing if other ranks have a part of the sum."""
         if self._ranks.world_size > 1:
             return {}
+        total, unit = step.total, step.noise_norm
         stride = -(-total.numel() // _MAX_COORDINATES)
         noise = torch.add(total[::stride], released[::stride], alpha=-divisor)
         top, norm = torch.stack([largest_absolute(noise), total.norm()]).tolist()
-        return {"largest": (top, float(noise.numel())), "sum_norm": norm}
+        return {"max_noise": NoiseMaximum(top / unit, noise.numel()), "sum_norm": norm / unit}
 
     def _divisor(self) -> float:
         """Return the number by which the noisy sum was divided."""

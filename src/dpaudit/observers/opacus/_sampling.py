@@ -141,7 +141,7 @@ class SampledMembership(Membership):
             num_entries += len(entries)
             self._queue.push(members, len(entries) - len(members))
             examples = self._example[entries[canaries < 0]]
-            self._drawn.draw(examples, self._sampler.num_examples)
+            self._drawn.add_drawn_batch(examples, self._sampler.num_examples)
             yield examples.tolist()
         self._queue.end_epoch()
         self._check_new_entries(num_entries)

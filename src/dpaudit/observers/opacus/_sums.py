@@ -20,10 +20,9 @@ from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
 from torch import Tensor
 
 from dpaudit._types import FloatArray
-from dpaudit.diagnostics import CheckResults, Finding
-from dpaudit.diagnostics._sum_checks import StepSum, SumRecord
+from dpaudit.diagnostics import CheckResults, ClaimedStep, Finding, SumChange
 from dpaudit.observers.opacus._batches import LoaderBatches
-from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, TrainedParameters, precision, wrapped
+from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, TrainedParameters, wrapped
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
@@ -49,7 +48,8 @@ class SumObserver:
     ) -> None:
         self._optimizer, self._clip, self._loader = optimizer, clip, loader
         self._module = module if isinstance(clip, GhostClip) else None
-        self.record, self.batches, self.norms = SumRecord(), loader.record, ClippingNorms(optimizer)
+        self.batches, self.norms = loader.record, ClippingNorms(optimizer)
+        self._num_steps, self._changes, self._remainder = 0, list[SumChange](), 0.0
         self._trained = TrainedParameters(optimizer)
         self._num_parameters = sum(parameter.numel() for parameter in optimizer.params)
         self._is_paused = self._was_reset = self._counts_nonzero = False
@@ -96,7 +96,7 @@ class SumObserver:
         def add(*arguments: Any, **options: Any) -> Any:
             if self._is_paused:
                 return own(*arguments, **options)
-            self._trained.require_same(self.record.num_steps)
+            self._trained.require_same(self._num_steps)
             self._before_adding()
             rows, limit = self._next_rows()
             result = own(*arguments, **options)
@@ -157,14 +157,14 @@ class SumObserver:
             if norms is None:
                 return 0, 0.0
             if change := self._gradients.change(norm):
-                self.record.observe_change(*change[:2], is_scaled=change[2])
+                self._changes.append(SumChange(*change))
             rows, limit = len(norms), self._largest_sum(norms.detach().double(), norm)
             self._note_longest(norms.detach())
             count = lambda: int((norms > 0).sum())  # noqa: E731
         self._loader.choose(rows)
         if self._counts_nonzero or self.batches.is_given:
             return count(), limit
-        if self.batches.exceeds(self._rows + rows):  # from now on, padding is not counted
+        if self.batches.would_exceed(self._rows + rows):  # from now on, padding is not counted
             self._counts_nonzero, self._is_exact = True, False
         return rows, limit
 
@@ -215,7 +215,7 @@ class SumObserver:
             left = float(np.linalg.norm(_norms([one for one in sums if one is not None])))
             left /= float(self._optimizer.max_grad_norm)
             if left > _TOLERANCE:
-                self.record.observe_remainder(left)
+                self._remainder = left
 
     def _after_adding(self, rows: int, limit: float) -> None:
         self._rows, self._limit, self._was_clipped = self._rows + rows, self._limit + limit, True
@@ -241,38 +241,38 @@ class SumObserver:
         is_scaled = factor < np.inf and bool(
             (np.abs(after - factor * before) <= _TOLERANCE * (before + _TOLERANCE)).all()
         )
-        self.record.observe_change(length, float(np.linalg.norm(after)), is_scaled=is_scaled)
+        self._changes.append(SumChange(length, float(np.linalg.norm(after)), is_scaled))
 
     @torch.no_grad()
-    def before_noise(self, sums: Sequence[Tensor]) -> StepSum | None:
-        """Check the sum of a step, before canaries and noise are added."""
+    def before_noise(self, sums: Sequence[Tensor]) -> dict[str, Any]:
+        """Return fields of an observed step from its sum, before canaries and noise are added."""
         if self._sums is not None:
             self._compare(sums)
         elif self._module is None and self._has_processed_rows():
-            self.record.skip()
             self._end_step()
-            return None
+            return {}
         norms = self._norms if self._sums is not None else _norms(sums)
         norm, layers = float(self._optimizer.max_grad_norm), getattr(self._optimizer, "max_grad_norms", None)
-        drawn = self.batches.use(self._rows, is_exact=self._is_exact)
-        step = StepSum(
-            norm=float(np.linalg.norm(norms)),
-            limit=self._limit,
-            rows=self._rows,
-            max_grad_norm=norm,
-            num_drawn=drawn,
-            longest=self._longest if self._was_clipped else None,
-        )
-        excess = None
+        length, excess = float(np.linalg.norm(norms)), None
         if layers is not None and self._rows:
             limits = np.array([*map(float, layers), norm]) * self._rows
-            excess = float((np.array([*norms, step.norm]) / limits).max())
-        self.record.observe(step, excess=excess, eps=precision(sums))
+            excess = float((np.array([*norms, length]) / limits).max())
+        fields = {
+            "example_sum_norm": length / norm,
+            "sum_limit": self._limit / norm,
+            "sum_excess": excess,
+            "sum_changes": tuple(self._changes),
+            "sum_remainder": self._remainder,
+            "num_rows": self._rows,
+            "has_padding": not self._is_exact,
+            "max_row_norm": self._longest / norm if self._was_clipped and self._longest is not None else None,
+        }
         self._end_step()
-        return step
+        return fields
 
     def _end_step(self) -> None:
-        self._was_reset = True
+        self._was_reset, self._num_steps = True, self._num_steps + 1
+        self._changes, self._remainder = [], 0.0
         self._start_step()
 
     def _has_processed_rows(self) -> bool:
@@ -379,9 +379,9 @@ class ClippingNorms:
                     kept.append((norm, _statistics(found)))
         self._last, self._rows = norm, rows
 
-    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
-        """Return what the clipping norms show; see ``RunCheck``."""
-        del noise_multiplier, sample_rate
+    def results(self, claimed: ClaimedStep) -> CheckResults:
+        """Return what the clipping norms show."""
+        del claimed
         if self._num_changes == 0 or self._is_adaptive:
             return CheckResults()
         for where, kept in self._changes.items():

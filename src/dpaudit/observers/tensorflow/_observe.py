@@ -18,7 +18,7 @@ import tensorflow as tf
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.canaries import Directions, Draws, GradientCanary, Mixture, ParameterLayout, fresh_seed
-from dpaudit.diagnostics._sum_checks import BatchRecord, SumRecord
+from dpaudit.diagnostics import BatchRecord, CoordinateSample, Leaves, NoiseCheck, ObservedStep, SumRecord
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored, replaced, with_block
 from dpaudit.observers.tensorflow._clipping import (
@@ -30,10 +30,8 @@ from dpaudit.observers.tensorflow._clipping import (
     flat,
 )
 from dpaudit.recording import (
-    CoordinateSample,
     DPSGDParams,
     LiveBound,
-    NoiseLog,
     ObservedCanaries,
     ReadClaim,
     Recorder,
@@ -94,11 +92,10 @@ def observe(
     recorder = Recorder(
         claim=ReadClaim(params, given),
         num_steps=num_steps,
-        noise=NoiseLog(),
         signal=min(canary.scale, 1.0),
         facts=lambda: TrainingInfo(canary=canary, max_grad_norm=float(clip.norm)),
         not_covered=(_NOT_POISSON,),
-        checks=[SumRecord([_NO_SUMS]), BatchRecord(_NO_BATCHES)],
+        checks=[NoiseCheck(), SumRecord([_NO_SUMS]), BatchRecord(_NO_BATCHES)],
         confidence=confidence,
         tests=tests,
         every=every,
@@ -227,7 +224,7 @@ class HostCallbacks:
         self._calls_per_step = calls_per_step
         self._before = calls_before % calls_per_step  # a step that has already started gets no canaries
         self._step: tuple[BoolArray, FloatArray, FloatArray] | None = None
-        self.leaves: tuple[int, ...] = ()  # coordinates per leaf whose noise is logged
+        self.leaves: Leaves = ()  # coordinates per leaf whose noise is logged
         self.eps = 0.0
         self.layout = ParameterLayout((), ())  # of the gradients, known when the step is traced
         self._made: dict[int, Directions] = {}
@@ -247,7 +244,8 @@ class HostCallbacks:
 
     def name_leaves(self, names: Sequence[str], sizes: tuple[int, ...]) -> None:
         """Note the names of the variables and how many coordinates of each are logged."""
-        self._recorder.noise.names, self.leaves = names, sizes
+        is_named = len(names) == len(set(names)) == len(sizes)
+        self.leaves = dict(zip(names, sizes, strict=True)) if is_named else sizes
 
     def begin(self) -> tuple[IntArray, BoolArray]:
         """Return the number of this call and which canaries are present in it."""
@@ -293,8 +291,11 @@ class HostCallbacks:
         self._step = present, summed, both
         if not self._is_inside_step:
             self._step = None
-            self._recorder.noise.observe(both[0], both[1], self.leaves, norm=1.0, eps=self.eps)
-            self._recorder.record(summed, present)
+            self._recorder.observe(
+                ObservedStep.of_release(
+                    both[0], both[1], eps=self.eps, leaves=self.leaves, scores=summed, present=present
+                )
+            )
 
     @property
     def _is_inside_step(self) -> bool:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dpaudit import _validate
-from dpaudit._types import FloatArray
-from dpaudit.diagnostics import Diagnosis, Diagnostics
-from dpaudit.diagnostics._coordinate_layout import Leaves
-from dpaudit.diagnostics._sum_checks import StepSum, SumRecord
+from dpaudit._types import FloatArray, IntArray
+from dpaudit.diagnostics import (
+    BatchRecord,
+    CheckResults,
+    ClaimedStep,
+    CoordinateSample,
+    Diagnosis,
+    Leaves,
+    NoiseCheck,
+    NoiseMaximum,
+    ObservedStep,
+    SumRecord,
+)
 from dpaudit.errors import InputError
-from dpaudit.recording import CoordinateSample, UntestedError
 from dpaudit.training._training import Hook, Step, Training
 from dpaudit.training.gradients import trainable
 
-_PENDING = 64  # steps that are recorded together, which takes less time than one at a time
-# the number of the step, its noise and release at the kept coordinates, its batch, and three numbers: the
+_CHUNK_STEPS = 64  # steps that are recorded together, which takes less time than one at a time
+# the number of the step, its noise and release at the sampled coordinates, its batch, and three numbers: the
 # smallest and the largest noise of all coordinates, and the squared norm of the sum
-_PendingStep = tuple[int, FloatArray, FloatArray, FloatArray, tuple[Tensor, Tensor, Tensor]]
+_PendingStep = tuple[int, FloatArray, FloatArray, IntArray, tuple[Tensor, Tensor, Tensor]]
 
 
 class Diagnose(Hook):
@@ -36,61 +42,16 @@ class Diagnose(Hook):
     """
 
     def __init__(self) -> None:
-        self._record = Diagnostics()
         self._pending: list[_PendingStep] = []
-        self.sums = SumRecord()
-        self._claimed: tuple[float, float] | None = None  # noise and sample rate
-
-    @property
-    def record(self) -> Diagnostics:
-        """The noise and the batches of all steps so far."""
-        std, pending, self._pending = (self._claimed or (1.0, 1.0))[0], self._pending, []
-        if pending:
-            steps, noises, releases, batches, numbers = zip(*pending, strict=True)
-            lows, highs, squares = (torch.stack(one) for one in zip(*numbers, strict=True))
-            largest, norms = torch.stack([torch.maximum(-lows, highs), squares.sqrt()]).tolist()
-            self._add_sums(steps, [len(batch) for batch in batches], largest, norms)
-            noise, released = np.stack(noises), np.stack(releases)
-            self._record.observe_noise_of_steps(
-                noise / std,
-                self._leaves,
-                known=(released - noise) / std,
-                released=released,
-                largest=[(one / std, float(self._num_parameters)) for one in largest],
-                described=[
-                    {"batch_size": len(batch), "sum_norm": norm}
-                    for batch, norm in zip(batches, norms, strict=True)
-                ],
-            )
-            for indices in batches:
-                self._record.observe_batch(indices, self._num_examples)
-        return self._record
-
-    def _add_sums(
-        self, steps: Sequence[int], sizes: Sequence[int], largest: Sequence[float], norms: Sequence[float]
-    ) -> None:
-        for step, size, most, norm in zip(steps, sizes, largest, norms, strict=True):
-            if not math.isfinite(most):
-                raise InputError(f"Expected finite noise in step {step}, got {most}: did training diverge?")
-            known = StepSum(
-                norm=norm,
-                limit=size * self._norm,
-                rows=size,
-                max_grad_norm=self._norm,
-                num_drawn=size,
-            )
-            self.sums.observe(known, eps=self._eps)
+        self.noise, self.sums, self.batches = NoiseCheck(), SumRecord(), BatchRecord()
+        self._claimed: tuple[float, float] | None = None  # noise multiplier and sample rate
 
     def attach(self, training: Training) -> None:
         settings = training.settings
-        noise = _validate.positive("noise_multiplier", settings.noise_multiplier) * settings.max_grad_norm
-        self._noise_multiplier = settings.noise_multiplier
-        claimed = noise, settings.sample_rate
+        claimed = _validate.positive("noise_multiplier", settings.noise_multiplier), settings.sample_rate
         if self._claimed not in (None, claimed):
             raise InputError("Expected training runs with equal noise and sample rate in one Diagnose.")
-        self._claimed = claimed
-        self.record.sample_rate = settings.sample_rate
-        self._is_first = True
+        self._claimed, self._is_first = claimed, True
         self._num_examples, self._norm = len(training.data), settings.max_grad_norm
         parameters = trainable(training.model)
         self._eps = torch.finfo(next(iter(parameters.values())).dtype).eps
@@ -98,48 +59,105 @@ class Diagnose(Hook):
         self._num_parameters = sum(sizes.values())
         sample = CoordinateSample.of(list(sizes.values()))
         is_named = len(sample.leaves) == len(sizes)
-        self._sizes = sizes
         self._leaves: Leaves = dict(zip(sizes, sample.leaves, strict=True)) if is_named else sample.leaves
         self._indices = torch.as_tensor(sample.indices, device=training.device)
 
     def observe(self, step: Step) -> None:
         # a dot product is faster than the norm; the rest is computed later, with full caches
         numbers = *step.noise.aminmax(), torch.dot(step.clipped_sum, step.clipped_sum)
-        kept = self._kept(step.noise), self._kept(step.noisy_sum)
         indices = step.indices.cpu().numpy().copy()
-        self._pending.append((step.index, *kept, indices, numbers))
-        if self._is_first or len(self._pending) == _PENDING:
-            _, self._is_first = self.record, False
+        self._pending.append(
+            (step.index, self._sampled(step.noise), self._sampled(step.noisy_sum), indices, numbers)
+        )
+        if self._is_first or len(self._pending) == _CHUNK_STEPS:
+            self._flush()
+            self._is_first = False
 
-    def _kept(self, vector: Tensor) -> FloatArray:
+    def _sampled(self, vector: Tensor) -> FloatArray:
         """Return the numbers at the coordinates that are kept."""
         numbers: FloatArray = vector.index_select(0, self._indices).cpu().numpy()
         return numbers
 
-    def diagnose(
-        self,
-        confidence: float = 0.95,
-        *,
-        noise_multiplier: float | None = None,
-        has_signal: Callable[[], bool] | None = None,  # noqa: ARG002  # canaries cancel
-    ) -> Diagnosis:
-        """Test the steps so far; the false alarm rate holds for a single diagnosis.
+    def _flush(self) -> None:
+        """Pass the steps that were only read so far to the checks."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        lows, highs, squares = (
+            torch.stack(column) for column in zip(*(step[-1] for step in pending), strict=True)
+        )
+        largest, norms = torch.stack([torch.maximum(-lows, highs), squares.sqrt()]).tolist()
+        for (index, noise, released, batch, _), most, norm in zip(pending, largest, norms, strict=True):
+            if not math.isfinite(most):
+                raise InputError(f"Expected finite noise in step {index}, got {most}: did training diverge?")
+            self._check(noise, released, batch, most, norm)
 
-        A ``noise_multiplier`` must be the one of the training settings.
-        """
-        if noise_multiplier is not None and not math.isclose(noise_multiplier, self._noise_multiplier):
-            raise UntestedError(
-                f"Expected noise_multiplier={self._noise_multiplier:g}, that of the training settings, got "
-                f"{noise_multiplier:g}."
-            )
-        found = self.record.diagnose(confidence)
-        rate = None if self._claimed is None else self._claimed[1]
-        return found.joined(self.sums.results(noise_multiplier=self._noise_multiplier, sample_rate=rate))
+    def _check(
+        self, noise: FloatArray, released: FloatArray, batch: IntArray, most: float, norm: float
+    ) -> None:
+        step = ObservedStep(
+            noise=noise / self._norm,
+            leaves=self._leaves,
+            total=(released - noise) / self._norm,
+            released=released,
+            release_unit=1 / self._norm,
+            max_noise=NoiseMaximum(most / self._norm, self._num_parameters),
+            sum_norm=norm / self._norm,
+            num_rows=len(batch),
+            clipping_norm=self._norm,
+            example_sum_norm=norm / self._norm,
+            batch=batch,
+            num_examples=self._num_examples,
+        )
+        for check in (self.noise, self.sums, self.batches):
+            check.observe(step)
+
+    def diagnose(self, confidence: float = 0.95) -> Diagnosis:
+        """Test the steps so far; the false alarm rate holds for a single diagnosis."""
+        noise_multiplier, sample_rate = self._claimed or (1.0, None)
+        claimed = ClaimedStep(
+            noise_multiplier=noise_multiplier,
+            sample_rate=sample_rate,
+            confidence=_validate.confidence(confidence),
+        )
+        results = [check.results(claimed) for check in self.checks]
+        if self.noise.num_steps == 0:
+            raise InputError("Expected at least one observed step, got none: did training run?")
+        return Diagnosis.of((), confidence=confidence).joined(*results)
+
+    @property
+    def checks(self) -> tuple[NoiseCheck, BatchRecord, SumRecord]:
+        """The checks of all steps so far."""
+        self._flush()
+        return self.noise, self.batches, self.sums
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self.record.state_dict(), "step_sums": self.sums.state_dict()}
+        return {type(check).__name__: check.state_dict() for check in self.checks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._pending.clear()
-        self._record.load_state_dict(state)
-        self.sums.load_state_dict(state["step_sums"])
+        for check in self.checks:
+            check.load_state_dict(state[type(check).__name__])
+
+
+class ChecksOfHook:
+    """The checks of a :class:`Diagnose` hook as one check of a recorder; the hook itself observes steps."""
+
+    tests_noise = True
+
+    def __init__(self, hook: Diagnose) -> None:
+        self._hook = hook
+
+    def results(self, claimed: ClaimedStep) -> CheckResults:
+        """Return the results of all checks of the hook."""
+        joined = Diagnosis.of((), confidence=claimed.confidence)
+        results = [check.results(claimed) for check in self._hook.checks]
+        joined = joined.joined(*results)
+        return CheckResults(
+            checks=joined.checks,
+            certain=tuple(finding for result in results for finding in result.certain),
+            notes=joined.notes,
+            not_covered=joined.not_covered,
+            assumptions=joined.assumptions,
+            noise=joined.noise,
+        )

@@ -40,7 +40,7 @@ from dpaudit.training.audits._canaries import (
     InputInserter,
     training_info,
 )
-from dpaudit.training.audits._diagnose import Diagnose
+from dpaudit.training.audits._diagnose import ChecksOfHook, Diagnose
 from dpaudit.training.gradients import Rows
 
 _PENDING = 64  # steps whose scores are computed together
@@ -144,7 +144,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         )
         return Recorder(
             claim=claim,
-            noise=_noise_tests(training),
+            checks=_checks(training),
             num_steps=settings.num_steps if first_steps is None else first_steps,
             confidence=self.confidence,
             callbacks=self._callbacks,
@@ -347,7 +347,7 @@ class EndToEnd(CanaryAudit[WholeRunRecorder]):
             num_steps=settings.num_steps,
             delta=self.delta,
             confidence=self.confidence,
-            noise=_noise_tests(training),
+            checks=_checks(training),
         )
 
     @property
@@ -361,6 +361,6 @@ class EndToEnd(CanaryAudit[WholeRunRecorder]):
         self.recorder.record(self._inserter.scores(step))
 
 
-def _noise_tests(training: Training) -> Diagnose | None:
-    """Return the hook that tests the noise of the same training run, if there is one."""
-    return next((hook for hook in training.hooks if isinstance(hook, Diagnose)), None)
+def _checks(training: Training) -> list[ChecksOfHook]:
+    """Return the checks of the hook that tests the same training run, if there is one."""
+    return [ChecksOfHook(hook) for hook in training.hooks if isinstance(hook, Diagnose)][:1]

@@ -1,0 +1,204 @@
+"""What an observer saw of one release: the value that every check reads, whatever library trains the model.
+
+An observer fills the fields that its library gives and leaves the others out. A check says itself what it
+cannot test without a field (:func:`missing_fields`), so that no observer lists it by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from dpaudit._types import FloatArray, IntArray
+from dpaudit.diagnostics._coordinate_layout import Leaves
+from dpaudit.diagnostics._p_values import CheckResults
+
+_ULPS = 8.0  # rounding error of a difference of two sums, in units of the last place of the largest number
+
+# what no check can test without a field
+_UNTESTED = {
+    "noise": "the noise",
+    "total": "whether the noise depends on the sum, or contains a part of an earlier one,",
+    "weights": "whether a part of the noise is a penalty of the weights",
+    "sum_norm": "whether the noise depends on the norm of the sum",
+    "num_rows": "whether the noise depends on the size of the batch",
+    "max_row_norm": "whether the noise depends on the largest gradient of the batch",
+    "example_sum_norm": "whether the sum is longer than its clipped rows allow",
+    "batch": "how batches are drawn",
+}
+
+
+class NoiseMaximum(NamedTuple):
+    """The largest absolute noise of a step, and the number of coordinates that it is the largest of."""
+
+    value: float
+    num_coordinates: float
+
+
+class SumChange(NamedTuple):
+    """The norm of a sum before and after it changed between clipping and noise, in clipping norms.
+
+    ``is_scaled`` means that all its parts changed by the same factor.
+    """
+
+    before: float
+    after: float
+    is_scaled: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ObservedStep:
+    """What was seen of one release, in clipping norms; a field that is None was not seen.
+
+    Vectors hold the same sampled coordinates of the model in every step. ``scores`` are projections of the
+    release onto each canary, 0 on average if it is absent and 1 if it is ``present``.
+
+    >>> step = ObservedStep(noise=np.array([0.3, -0.1]), num_rows=12, noise_multiplier=1.0)
+    >>> step.given
+    ('noise', 'num_rows', 'noise_multiplier')
+    """
+
+    scores: Any = None
+    present: Any = None
+    lengths: FloatArray | None = None
+    """The lengths of the clipped canaries, if they are not known before the first step."""
+    noise: Any = None
+    """The release minus the sum before the noise."""
+    noise_apart: Any = None
+    """The same with other noise along the present canaries, whatever is left of them in the release."""
+    leaves: Leaves | None = None
+    """How many of the coordinates belong to each parameter tensor, by name if names are known."""
+    total: Any = None
+    """The sum before the noise, with the canaries."""
+    examples: Any = None
+    """The same without canaries, which may be much longer than examples."""
+    released: Any = None
+    """The release exactly as it was returned, in its own units: its numbers show its precision."""
+    release_unit: float | None = None
+    """What 1 in ``released`` is in clipping norms."""
+    weights: Any = None
+    """The weights before the step, in their own units."""
+    eps: Any = None
+    """The relative precision of the sums; one number, or one per coordinate."""
+    rounding: float = 0.0
+    """The largest rounding error of the noise."""
+    max_noise: NoiseMaximum | None = None
+    """The largest noise over all coordinates of the model, if the vectors hold only some of them."""
+    sum_norm: float | None = None
+    """The norm of the sum before the noise."""
+    num_rows: float | None = None
+    """The number of rows that were clipped."""
+    has_padding: bool = False
+    """Whether these rows may include rows of zeros that are no examples."""
+    max_row_norm: float | None = None
+    """The norm of the longest row before clipping."""
+    num_canaries: float | None = None
+    """The number of present canaries."""
+    noise_multiplier: float | None = None
+    """The noise multiplier that the step states, which may follow a public schedule."""
+    clipping_norm: float = 1.0
+    """The clipping norm, in the units of the gradients."""
+    example_sum_norm: float | None = None
+    """The norm of the sum of the examples."""
+    sum_limit: float | None = None
+    """The largest norm that the clipped rows allow; by default, their number."""
+    sum_excess: float | None = None
+    """The largest ratio of a norm to its limit, if parts of the sum have limits of their own."""
+    sum_changes: tuple[SumChange, ...] = ()
+    """Changes of the sum after its rows were added."""
+    sum_remainder: float = 0.0
+    """What was left of the previous sum when this one began."""
+    batch: IntArray | None = None
+    """The indices of the examples in the data set."""
+    num_examples: int | None = None
+    """The size of the data set."""
+    row_digests: Any = None
+    """A number for each example of the batch that recognizes it, if its index is unknown."""
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of the fields that were seen."""
+        return tuple(item.name for item in fields(self) if _is_given(getattr(self, item.name), item.default))
+
+    @classmethod
+    def of_release(
+        cls,
+        released: Any,
+        total: Any,
+        *,
+        clipping_norm: float = 1.0,
+        divisor: float = 1.0,
+        eps: float = 0.0,
+        examples: Any = None,
+        **more: Any,
+    ) -> ObservedStep:
+        """Describe a release by sums in the units of the gradients.
+
+        ``released`` is the noisy sum divided by ``divisor``, ``total`` the sum before the noise with its
+        canaries, ``examples`` the same without them; ``eps`` is the relative precision of these numbers. The
+        other keywords are fields.
+        """
+        raw, sums = np.asarray(released, dtype=np.float64), np.asarray(total, dtype=np.float64)
+        more.setdefault("sum_norm", float(np.linalg.norm(sums)) / clipping_norm)
+        return cls(
+            noise=(divisor * raw - sums) / clipping_norm,
+            total=sums / clipping_norm,
+            examples=None if examples is None else np.asarray(examples, dtype=np.float64) / clipping_norm,
+            released=raw,
+            release_unit=divisor / clipping_norm,
+            eps=eps,
+            rounding=_ULPS * eps * float(np.abs(sums).max(initial=0.0)) / clipping_norm,
+            clipping_norm=clipping_norm,
+            **more,
+        )
+
+
+def _is_given(value: Any, default: Any) -> bool:
+    return value is not None and value is not default and not (isinstance(value, tuple) and not value)
+
+
+def missing_fields(given: Iterable[str], needed: Iterable[str]) -> tuple[str, ...]:
+    """Return a sentence for each missing field that says what is not tested without it."""
+    seen = set(given)
+    return tuple(
+        f"{_UNTESTED[name]} is not tested, because the observer gives no {name}"
+        for name in needed
+        if name not in seen
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimedStep:
+    """The claimed numbers that checks compare steps with, and the confidence of all checks together."""
+
+    noise_multiplier: float
+    sample_rate: float | None = None
+    confidence: float = 0.95
+    has_signal: Callable[[], bool] = lambda: True
+    """Whether canaries score as expected."""
+    claim: Any = None
+    """The whole claim, for a check that compares it with the settings of a training run."""
+
+
+class RunCheck(Protocol):
+    """A check of a training run, such as one of its settings."""
+
+    def results(self, claimed: ClaimedStep) -> CheckResults:
+        """Return what the run so far shows."""
+
+
+@runtime_checkable
+class StepCheck(RunCheck, Protocol):
+    """A check of the steps of a run. It has state, so that a resumed run keeps its tests."""
+
+    def observe(self, step: ObservedStep) -> None:
+        """Add the next step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state in plain values, for ``load_state_dict``."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a ``state_dict``."""
