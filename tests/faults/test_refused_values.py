@@ -36,7 +36,7 @@ from dpaudit.cli._formats import Columns
 from dpaudit.cli._scores_command import ScoreFiles
 from dpaudit.diagnostics import Diagnostics
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import WithBlock
+from dpaudit.observers import AuditSession
 from dpaudit.observers.step import observe_step
 from dpaudit.recording import LikelihoodRatios
 from dpaudit.stats import Bound, Estimate, Power, ThresholdRule
@@ -173,7 +173,7 @@ def test_a_message_is_short() -> None:
 
 def test_an_observer_that_was_used_says_so() -> None:
     recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=2)
-    block = WithBlock("observe", nullcontext(recorder))
+    block = AuditSession("observe", nullcontext(recorder))
     with block:
         pass
     with pytest.raises(InputError, match=r"Expected a new observe\(...\) for each with block"), block:

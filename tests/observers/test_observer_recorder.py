@@ -8,7 +8,7 @@ import pytest
 
 import dpaudit
 from dpaudit.diagnostics import NoiseCheck
-from dpaudit.observers._patching import with_block
+from dpaudit.observers._session import session
 from dpaudit.recording import DPSGDParams, ReadClaim, Recorder
 
 NOTHING = DPSGDParams()
@@ -154,7 +154,7 @@ class EndError(Exception):
 
 @pytest.mark.parametrize("error", [None, EndError])
 def test_a_with_block_closes_its_recorder_however_it_ends(error):
-    @with_block
+    @session
     def observing():
         yield recorded(20)
 

@@ -171,7 +171,9 @@ def test_sizes_that_are_not_tested_are_named(is_exact, sample_rate, text):
     assert [one.name for one in found.checks] == ([] if text else ["batch-sizes"])
     gaps = [one for one in found.not_covered if one.startswith("batch sizes are not tested")]
     assert [text in gap for gap in gaps] == ([True] if text else [])
-    sure = record.results(ClaimedStep(noise_multiplier=1.0, sample_rate=1.0))  # every batch is the whole data set
+    sure = record.results(
+        ClaimedStep(noise_multiplier=1.0, sample_rate=1.0)
+    )  # every batch is the whole data set
     assert sure.not_covered == ("which examples are unknown",)
 
 

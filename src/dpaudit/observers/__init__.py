@@ -1,1 +1,9 @@
-"""Audits of existing training code: one module per library, and one for any other step function."""
+"""Observers: audits of training runs of other libraries, one package per library.
+
+:func:`observe_library` audits a library of your own: it needs a :class:`Library`, which passes an
+:class:`~dpaudit.recording.ObservedStep` for each release.
+"""
+
+from dpaudit.observers._session import AuditedSteps, AuditSession, Library, observe_library
+
+__all__ = ["AuditSession", "AuditedSteps", "Library", "observe_library"]

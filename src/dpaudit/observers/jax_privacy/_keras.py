@@ -11,7 +11,8 @@ import jax_privacy
 from dpaudit import _validate
 from dpaudit.canaries import GradientCanary, Mixture, fresh_seed
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import replaced, with_block
+from dpaudit.observers._patching import replaced
+from dpaudit.observers._session import session
 from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
 from dpaudit.observers.jax_privacy._host import Host, StepBarrier, new_checks
 from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserver, observed_canaries
@@ -27,7 +28,7 @@ _NOT_POISSON = (
 
 
 @_validate.without_epsilon(CLAIM_PARTS)
-@with_block
+@session
 def observe_model(
     model: Any,
     *,

@@ -37,7 +37,7 @@ from dpaudit.diagnostics import (
     SumRecord,
 )
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import with_block
+from dpaudit.observers._session import session
 from dpaudit.observers.opacus._batches import LoaderBatches
 from dpaudit.observers.opacus._clipping import OpacusClip, clip_for, precision
 from dpaudit.observers.opacus._gradient_canaries import (
@@ -87,7 +87,7 @@ _ONE_RANK = (
 
 
 @_validate.without_epsilon(CLAIM_PARTS)
-@with_block
+@session
 def observe(
     optimizer: DPOptimizer,
     *,

@@ -20,7 +20,8 @@ from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.canaries import Directions, Draws, GradientCanary, Mixture, ParameterLayout, fresh_seed
 from dpaudit.diagnostics import BatchRecord, CoordinateSample, Leaves, NoiseCheck, ObservedStep, SumRecord
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import attribute_restored, replaced, with_block
+from dpaudit.observers._patching import attribute_restored, replaced
+from dpaudit.observers._session import session
 from dpaudit.observers.tensorflow._clipping import (
     CanaryTape,
     CanaryTensors,
@@ -55,7 +56,7 @@ _MIXTURE = Mixture()
 
 
 @_validate.without_epsilon(CLAIM_PARTS)
-@with_block
+@session
 def observe(
     optimizer: Any,
     *,
