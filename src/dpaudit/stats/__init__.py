@@ -11,7 +11,7 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._one_run import one_run_bound, one_run_fdp_bound
 from dpaudit.stats._planning import Leak, Plan, plan_canaries, plan_observations, plan_steps, smallest_leak
 from dpaudit.stats._power import Power
-from dpaudit.stats._result import Result, Verdict
+from dpaudit.stats._result import ClaimPart, Result, Verdict
 from dpaudit.stats._roc_band import RocBand
 from dpaudit.stats.inference import (
     Betting,
@@ -53,6 +53,7 @@ __all__ = [
     "Betting",
     "Bound",
     "BoundQuery",
+    "ClaimPart",
     "ClopperPearson",
     "CountInference",
     "Coverage",
