@@ -24,13 +24,8 @@ from dpaudit.stats._rootfinding import MonotonePredicate, last_positive, last_tr
 _NODES_PER_UNIT = 24
 _STRIDES = 4, 2, 1
 _BELOW, _ABOVE = 10, 5  # cells of the widest stride below and above the first
-_MANY = 6  # queried cells
 _PREFETCH_TIME = 15.0  # seconds
-_SAFETY = 1e-4
-_SMOOTH = 0.012  # the largest third difference of ln(epsilon) at which the cubic is off by less than 1e-4
 _NEAR = 3e-4  # the expected error in mu of the fast accountant; a larger error only costs time
-_LEAST = 1e-300
-_LEAKIEST = 100.0  # the epsilon of this mu is returned for all larger ones, as a lower bound
 
 
 def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float) -> float:
@@ -46,7 +41,8 @@ def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float
         return 0.0
     if _validate.delta(delta) == 0 or math.isinf(mu):
         return math.inf
-    epsilon = _table(rate, steps, delta).epsilon(min(mu, _LEAKIEST))
+    # the epsilon of mu = 100 is a lower bound for all larger ones
+    epsilon = _table(rate, steps, delta).epsilon(min(mu, 100.0))
     if math.isnan(epsilon):
         raise InputError(
             f"Expected a delta at which the epsilon of a bound can be computed, got delta={delta:g} for "
@@ -69,7 +65,7 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
     is_private = MonotonePredicate(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon)
     # a fast accountant locates the region in which the exact one decides
     near = last_positive(
-        lambda m: math.log(epsilon / max(epsilon_near(1 / m, rate, steps, delta), _LEAST)),
+        lambda m: math.log(epsilon / max(epsilon_near(1 / m, rate, steps, delta), 1e-300)),
         _limit_guess(epsilon, rate, steps),
         _NEAR,
     )
@@ -107,7 +103,8 @@ class _EpsilonTable:
             values = self._smooth_values(first, stride)
             if values is not None:
                 best, off = cubic(np.log(values[1:5]), np.asarray((position - first) / stride - 1))
-                return math.exp(float(best - off)) * (1 - _SAFETY)
+                # more than the error of a cubic through values as smooth as these
+                return math.exp(float(best - off)) * (1 - 1e-4)
         return self._exact(mu)
 
     def _prefetch(self, cell: int) -> None:
@@ -115,7 +112,8 @@ class _EpsilonTable:
         if cell in self._queried:
             return
         self._queried[cell] = None
-        if len(self._queried) == _MANY:
+        # after several cells, an audit is likely to query more
+        if len(self._queried) == 6:
             first, end = next(iter(self._queried)), time.monotonic() + _PREFETCH_TIME
             for near in sorted(range(-_BELOW, _ABOVE + 1), key=abs):
                 self._fill((first + near) * _STRIDES[0], _STRIDES, end)
@@ -132,7 +130,8 @@ class _EpsilonTable:
     def _smooth_values(self, first: int, stride: int) -> FloatArray | None:
         """Return six neighboring values; None if no cubic fits, because of a kink, a zero or a NaN."""
         values = np.asarray([self._at(first + i * stride) for i in range(6)])
-        if values.min() > 0 and np.abs(np.diff(np.log(values), 3)).max() <= _SMOOTH:  # not if one is NaN
+        # at this third difference of ln(epsilon), the cubic is off by less than 1e-4
+        if values.min() > 0 and np.abs(np.diff(np.log(values), 3)).max() <= 0.012:  # not if one is NaN
             return values
         return None
 

@@ -24,12 +24,10 @@ from dpaudit.canaries._gradients import (
     SharedPlaces,
 )
 
-_NUM_PLANS = 12  # a multiple of the number of spread shapes
 _PERIOD, _WITHOUT, _SHORT_ONLY = 16, 7, 15  # steps; which of them have no canary, and only short ones
 _SHORT, _JUST_SHORTER = 0.5, 0.95  # in clipping norms
 _JUST_LONGER, _LONG, _HUGE = 1.5, 1e3, 1e6
 _MAX_SPREAD = 64  # canaries; also the places of each in one parameter, so that their cost is bounded
-_MAX_DENSE = 64  # parameters that one plan spreads canaries over
 _SHARE_SPREAD, _SHARE_SHORT = 4, 6  # every fourth canary is spread, every sixth of these is short
 _SINGLE, _DENSE, _BLOCK, _ROW = range(len(SHAPES))
 _FEW = 2**14  # coordinates, all of which can be shuffled
@@ -68,7 +66,8 @@ class Mixture(GradientCanary):
 
     @property
     def num_variants(self) -> int:
-        return _NUM_PLANS
+        # a multiple of the number of spread shapes
+        return 12
 
     def num_uncounted(self, num_canaries: int) -> int:
         return round(_num_spread(num_canaries) / _SHARE_SHORT) if self.short else 0
@@ -221,7 +220,8 @@ def _groups(
     starts = np.cumsum(sizes) - sizes
     numbers = rng.permutation(np.flatnonzero(sizes > 1))
     if shape != _ROW:
-        for number in numbers[:_MAX_DENSE]:
+        # more parameters would take longer in every step
+        for number in numbers[:64]:
             yield int(number), _free(starts[number], int(sizes[number]), taken, rng)
         return
     matrices = [one for one in numbers if len(layout.shapes[one]) > 1][:count]

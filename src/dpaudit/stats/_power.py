@@ -34,15 +34,9 @@ from dpaudit.stats.tradeoffs._attack import MECHANISMS, Attack
 if TYPE_CHECKING:
     from dpaudit.stats._result import Hypothesis
 
-_IMPLAUSIBLE = 1e-3  # the error of the interval of plausible false positive rates
 # Ends of that interval are on a lattice of the logit, so that calls share regions: this many per unit, and
 # more for many scores, whose plausible rates are close together.
 _LOGITS, _ROOT_PER_LOGIT = 2, 64
-_MANY_COUNTS = 1_000_000  # from here on, only the last region is kept: it may have 50 MB for 10 million
-_INDEPENDENT = 0.25  # what several rules add to the best one, relative to independent rules (in simulations)
-_FIRST_STEPS = 64  # of an attack without errors, which mostly refute a claim
-_FULL_LENGTH = 0.995  # of canaries, which is printed if they are shorter
-_LEAST_EFFICIENCY = 0.001  # of an attack; one with less shows nothing
 
 
 @dataclass(frozen=True)
@@ -133,7 +127,7 @@ class AuditDesign:
         def falls_short(share: float) -> bool:
             return share <= 1 and self.weakened(share).attack_on(claimed).auc() < auc
 
-        if not falls_short(_LEAST_EFFICIENCY):
+        if not falls_short(0.001):
             return 0.0
         return min(last_true(falls_short, 0.3, tolerance=1e-2), 1.0)
 
@@ -159,7 +153,7 @@ class AuditDesign:
         if isinstance(self.inference, ExactInference):
             return self._refutes_without_errors(claimed)
         # far fewer steps than those of a usual run are enough
-        first = min(self.num_steps, _FIRST_STEPS)
+        first = min(self.num_steps, 64)
         found = any(bets.parameter() > claimed for bets in self._perfect_bets(first))
         return found or (first < self.num_steps and self.max_refutable() > claimed)
 
@@ -205,7 +199,8 @@ class AuditDesign:
         found = [self._power(claimed, actual), *(other.power(claimed, actual) for other in self.others)]
         most = max(found)
         independent = 1 - math.prod(1 - one for one in found)
-        return most + _INDEPENDENT * (independent - most)
+        # a quarter of what independent rules would add, as in simulations
+        return most + 0.25 * (independent - most)
 
     def _power(self, claimed: float, actual: float) -> float:
         if isinstance(self.inference, Betting):
@@ -245,7 +240,7 @@ class AuditDesign:
     def _refuting_region(self, claimed: float, fpr: FloatArray) -> Region:
         """Return the refuting outcomes for all plausible counts; calls with similar rates share a region."""
         ends = [
-            plausible_rate(round(rate * self.num_absent), self.num_absent, _IMPLAUSIBLE)[end]
+            plausible_rate(round(rate * self.num_absent), self.num_absent, 1e-3)[end]
             for end, rate in enumerate((float(fpr.min()), float(fpr.max())))
         ]
         per_unit = max(_LOGITS, math.isqrt(self.num_absent) // _ROOT_PER_LOGIT)
@@ -258,7 +253,8 @@ class AuditDesign:
                 float(special.expit(high / per_unit)),
             )
             assert isinstance(self.inference, ExactInference)
-            if self.num_absent > _MANY_COUNTS:
+            # a region of 10 million counts may have 50 MB
+            if self.num_absent > 1_000_000:
                 self._regions.clear()
             self._regions[key] = self.inference.refuting_region(claimed, self._sizes, interval, self.query)
         return self._regions[key]
@@ -365,7 +361,7 @@ class Power:
             epsilon=hypothesis.epsilon(parameter),
             parameter=parameter,
             noise_factor=hypothesis.parameter / parameter if scales else None,
-            canary_length=length if length < _FULL_LENGTH else None,
+            canary_length=length if length < 0.995 else None,
             mechanism=hypothesis.tradeoff.attacked_mechanism,
             is_ideal=is_ideal,
             efficiency=efficiency,

@@ -30,10 +30,6 @@ from dpaudit.stats.tradeoffs import TradeOff
 
 _TWICE = 2.0  # the multiple of the claimed epsilon that an audit must be able to detect
 PRIVACY, MECHANISM = "privacy", "mechanism"
-_NOT_PRIVACY = (
-    "The bound does not refute the claimed privacy, but the claimed epsilon was computed for a different "
-    "mechanism than the one that ran."
-)
 OTHER_MECHANISM = "The tests refute that this is the claimed mechanism."
 
 
@@ -59,7 +55,10 @@ def verdict_sentence(verdict: Verdict, refuted: Collection[str], condition: str 
     if verdict is not Verdict.VIOLATION:
         return str(verdict.value)
     if PRIVACY not in refuted:
-        return f"{OTHER_MECHANISM} {_NOT_PRIVACY}"
+        return (
+            f"{OTHER_MECHANISM} The bound does not refute the claimed privacy, but the claimed epsilon was "
+            "computed for a different mechanism than the one that ran."
+        )
     sentence = str(verdict.value) + (f" This holds if {condition}." if condition else "")
     return f"{sentence} {OTHER_MECHANISM}" if MECHANISM in refuted else sentence
 

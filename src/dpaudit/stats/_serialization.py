@@ -16,7 +16,6 @@ from typing import Any, Self
 from dpaudit.errors import InputError, quoted
 
 _KNOWN: dict[str, type[Serializable]] = {}
-_DEEPEST = 8  # levels of nested parts
 
 SCHEMA_VERSION = 2
 """The version of the schema of results in files and on standard output."""
@@ -101,7 +100,7 @@ def _plain(value: Any) -> Any:
 
 def _read(values: Any, depth: int) -> Any:
     """Restore objects of known types from the inside out; keep the fields of others."""
-    if not isinstance(values, Mapping) or not isinstance(values.get("type"), str) or depth > _DEEPEST:
+    if not isinstance(values, Mapping) or not isinstance(values.get("type"), str) or depth > 8:
         raise InputError(f"Expected an object with a type, got {quoted(values)}.")
     rest = {name: _field(value, depth) for name, value in values.items() if name != "type"}
     kind = _KNOWN.get(values["type"])

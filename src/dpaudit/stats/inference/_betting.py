@@ -25,13 +25,10 @@ from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
 from dpaudit.stats.inference._tails import FarGuess, FarRates, TailBets, far_rates
 from dpaudit.stats.tradeoffs import Gaussian
 
-_LONGEST = 10**12  # steps of a horizon; a file may claim any number
 _STEPPED = (
     "each step satisfies its curve given the earlier steps and the presence of other canaries; scores within "
     "a step may be dependent"
 )
-_SINGLE = "each observation satisfies its curve given the earlier ones"
-_UNINFORMED = "each guess depends on the released values, not on the presence of other canaries"
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,7 +57,8 @@ class Betting(Inference):
 
     def __post_init__(self) -> None:
         if self.horizon is not None:
-            _validate.whole("horizon", self.horizon, high=_LONGEST)
+            # a file may claim any number of steps
+            _validate.whole("horizon", self.horizon, high=(10**12))
         if self.expected is not None:
             _validate.at_least("expected", self.expected, 0.0)
         if isinstance(self.tails, bool) or not isinstance(self.tails, int | float) or not 0 <= self.tails < 1:
@@ -76,9 +74,13 @@ class Betting(Inference):
     def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:
         del is_fixed  # any threshold that depends on the past alone
         if not isinstance(observations, Observations) or not observations.is_stepped:
-            return _SINGLE
+            return "each observation satisfies its curve given the earlier ones"
         # without coins there is no stop-loss
-        return f"{_STEPPED}; {_UNINFORMED}" if self.stop_loss and observations.by_coin else _STEPPED
+        return (
+            f"{_STEPPED}; each guess depends on the released values, not on the presence of other canaries"
+            if self.stop_loss and observations.by_coin
+            else _STEPPED
+        )
 
     def at_threshold(
         self, observations: Observations, threshold: float, query: BoundQuery

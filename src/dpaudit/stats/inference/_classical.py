@@ -24,9 +24,6 @@ from dpaudit.stats.inference._base import BoundQuery, CountInference, Kind, Rank
 from dpaudit.stats.tradeoffs import PureDP, TradeOff
 from dpaudit.stats.tradeoffs._base import at_least_zero
 
-_NODES = 200
-_MANY = "there are many of them (the interval is asymptotic)"
-
 
 @dataclass(frozen=True)
 class ClopperPearson(RankInference):
@@ -133,7 +130,7 @@ def probit_variance(errors: int, trials: int) -> float:
 
 @lru_cache(maxsize=1)
 def _quantile_nodes() -> tuple[FloatArray, FloatArray]:
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = np.polynomial.legendre.leggauss(200)
     return (nodes + 1) / 2, weights / 2
 
 
@@ -161,7 +158,8 @@ class KatzLog(CountInference):
             )
 
     def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:
-        return f"{super().assumption(observations, is_fixed=is_fixed)}; {_MANY}"
+        text = super().assumption(observations, is_fixed=is_fixed)
+        return f"{text}; there are many of them (the interval is asymptotic)"
 
     def rank(
         self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery

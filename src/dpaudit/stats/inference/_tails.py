@@ -29,11 +29,8 @@ from dpaudit.stats.tradeoffs import Gaussian
 _DISTANCES = 2.3, 3.1, 4.5
 # mu up to which its inverse is finite, and from which on differences of its squares would be rounding errors
 _TINIEST, _LEAKIEST = 1e-100, 1e6
-_LEAST_RATIO = 1.1  # of a right to a wrong far guess under the claim
 # Fractions of the wealth that a step may lose, among which the stake is chosen; the largest of a first bet.
 _FRACTIONS = np.asarray([0.8, 0.4, 0.2, 0.08, 0.03, 0.01, 0.003])
-_FIRST_FRACTION = 0.3
-_LEAST_VARIANCE = 1e-12  # far scores of a tiny mu are too rare for floating-point numbers
 
 FarRates = tuple[FloatArray, FloatArray]
 """The rates of right and of wrong far guesses in each step, each summed over the two sides."""
@@ -57,7 +54,8 @@ class FarGuess:
         [6.05, 13.46, 54.6]
         """
         expected = min(max(expected, _TINIEST), _LEAKIEST)
-        least = expected / 2 + math.log(_LEAST_RATIO) / expected
+        # a right far guess is then at least 1.1 times as likely as a wrong one under the claim
+        least = expected / 2 + math.log(1.1) / expected
         distances = sorted({max(distance, least) for distance in _DISTANCES})
         return tuple(cls(one, math.exp(expected * one - expected**2 / 2)) for one in distances)
 
@@ -94,7 +92,8 @@ class TailBets:
         )
         self._allowed = far.allowed(expected)
         right = float(special.ndtr(expected - far.distance))
-        self._variance = max(4 * (right + far.ratio**2 * far.rate) / size, _LEAST_VARIANCE)
+        # far scores of a tiny mu are too rare for floating-point numbers
+        self._variance = max(4 * (right + far.ratio**2 * far.rate) / size, 1e-12)
         self._payoffs = np.empty(64)
         self._stake = 0.0
 
@@ -122,7 +121,7 @@ class TailBets:
         best = float(stakes[int(grown.argmax())]) if grown.max() > 0 else 0.0
         ahead = self._schedule.expected_length(num_done)
         first = math.sqrt(2 * self._wealth.target / (self._variance * ahead))
-        return max(best, min(first, _FIRST_FRACTION / room))
+        return max(best, min(first, 0.3 / room))
 
     def evidence(self, parameter: float) -> float:
         """Return by how much the log of the wealth exceeded its target against this parameter."""

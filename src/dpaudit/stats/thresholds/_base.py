@@ -16,7 +16,6 @@ from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.inference import BoundQuery, CountInference, ExactInference, Inference, ThresholdResult
 from dpaudit.stats.tradeoffs._attack import Attack
 
-_COARSE = 256  # thresholds evaluated first
 _SPLIT = 8  # parts into which a block that may contain the best threshold is split
 
 
@@ -145,7 +144,7 @@ class EmpiricalROC:
         no better than the fewest of both at its ends. Blocks that cannot beat the best are dropped.
         """
         search = _ThresholdSearch(self, inference, query)
-        ranks = np.unique(np.linspace(0, self.absent.size - 1, _COARSE).astype(np.int64))
+        ranks = np.unique(np.linspace(0, self.absent.size - 1, 256).astype(np.int64))
         starts, ends = ranks[:-1], ranks[1:]
         search.evaluate(ranks)
         while starts.size:

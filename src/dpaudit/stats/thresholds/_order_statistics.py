@@ -31,9 +31,7 @@ from dpaudit.stats.thresholds._base import EmpiricalROC, ThresholdRule, unsuppor
 from dpaudit.stats.thresholds._placement import simulated_roc
 from dpaudit.stats.tradeoffs._attack import Attack
 
-_RUNS = 2000  # simulated to determine the power of several thresholds
 _GROWTH = 5  # ratio of neighboring ranks of Tails, counted from 1
-_TAIL = 0.05  # the largest share of scores beyond a threshold of Tails
 
 
 @dataclass(frozen=True)
@@ -172,14 +170,14 @@ class Tails(ThresholdRule):
 
     def ranks(self, size: int) -> IntArray:
         """Return how many scores of a side are beyond each threshold."""
-        count = 1 + max(int(np.log(max(_TAIL * size, 1.0)) / np.log(_GROWTH)), 0)
+        count = 1 + max(int(np.log(max(0.05 * size, 1.0)) / np.log(_GROWTH)), 0)
         return np.asarray(_GROWTH ** np.arange(count) - 1)
 
 
 def _detection_rate(attack: Attack, ranks: IntArray, limits: IntArray, sizes: ErrorCounts) -> float:
     """Return how often errors are within the limit at any of the ranks, by simulation."""
     rng = np.random.default_rng(2)
-    _, misses = simulated_roc(attack, ranks, (sizes.num_absent, sizes.num_present), _RUNS, rng)
+    _, misses = simulated_roc(attack, ranks, (sizes.num_absent, sizes.num_present), 2000, rng)
     return float((misses <= limits).any(axis=1).mean())
 
 

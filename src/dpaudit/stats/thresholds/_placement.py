@@ -17,8 +17,6 @@ from dpaudit.stats.thresholds._base import least_balanced_error, num_candidates,
 from dpaudit.stats.tradeoffs._attack import Attack
 
 _RUNS = 64  # the power at a simulated threshold varies little
-_FEW = 2048  # up to this many scores of both sides, the choice is made on simulated scores themselves
-_KNOTS = 7  # numbers of past steps between which rates are interpolated
 _NEAR = 0.01  # relative distance of the points that determine the slope of a curve
 
 
@@ -67,7 +65,8 @@ def best_bound_rates(
 def least_error_rates(attack: Attack, sizes: tuple[int, int]) -> tuple[FloatArray, FloatArray]:
     """Simulate the rates at the threshold of :func:`least_balanced_error` on absent and present scores."""
     rng = np.random.default_rng(1)
-    choose = _on_scores if sum(sizes) <= _FEW else _on_counts
+    # the choice on few scores is made on simulated scores themselves
+    choose = _on_scores if sum(sizes) <= 2048 else _on_counts
     return attack.rates(choose(attack, sizes, rng))
 
 
@@ -100,7 +99,8 @@ def step_rates(attack: Attack, sizes: tuple[int, int], num_steps: int) -> tuple[
 
     ``sizes`` are the numbers of absent and present scores per step.
     """
-    past = np.unique(np.geomspace(1, num_steps, _KNOTS).astype(np.int64))
+    # rates are interpolated between a few numbers of past steps
+    past = np.unique(np.geomspace(1, num_steps, 7).astype(np.int64))
     rates = [least_error_rates(attack, (int(n) * sizes[0], int(n) * sizes[1])) for n in past]
     means = np.asarray([[float(side.mean()) for side in pair] for pair in rates])
     numbers = np.log(np.arange(1, num_steps + 1))

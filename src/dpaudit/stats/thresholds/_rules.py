@@ -43,8 +43,6 @@ from dpaudit.stats.tradeoffs import Gaussian
 from dpaudit.stats.tradeoffs._attack import Attack
 
 _CANDIDATES = 64  # few, so that the choice follows the shape of the scores rather than their noise
-_GROWTH = 1.3  # choose again once the number of past steps has grown by this factor
-_OTHERS = 32  # thresholds evaluated in addition to the best-ranked one
 
 
 @dataclass(frozen=True)
@@ -301,7 +299,8 @@ def _from_earlier_steps(
     intervals = [(np.full(steps.num_steps, -np.inf), np.full(steps.num_steps, np.inf)) for _ in rates]
     step = 1
     while step < steps.num_steps:
-        until = max(step + 1, int(step * _GROWTH))
+        # choose again once there are 1.3 times as many past steps
+        until = max(step + 1, int(step * 1.3))
         absent, present = steps.before(step)
         thresholds[step:until] = least_balanced_error(absent, present)
         for rate, (low, high) in zip(rates, intervals, strict=True):
@@ -332,7 +331,7 @@ class SameData(ThresholdRule):
         roc = EmpiricalROC.of(observations)
         ranks = [roc.best(inference, query)]
         if not inference.rank_is_bound:  # an approximation, which may err in the tails: evaluate others too
-            others = np.linspace(0, roc.absent.size - 1, _OTHERS).astype(np.int64)
+            others = np.linspace(0, roc.absent.size - 1, 32).astype(np.int64)
             ranks += np.unique(others).tolist()
         results = [_at_rank(roc, rank, inference, query) for rank in ranks]
         return max(results, key=lambda result: result.parameter)
