@@ -108,10 +108,10 @@ class Claim(Claimed):
         """Return the same claim whose numbers have these sources and origins; see :class:`ClaimPart`."""
         claim = copy.copy(self)
         claim._parts = tuple(
-            replace(part, source=sources[part.name][0], origin=sources[part.name][1])
-            if part.name in sources
-            else part
-            for part in self._parts
+            replace(number, source=sources[number.name][0], origin=sources[number.name][1])
+            if number.name in sources
+            else number
+            for number in self._parts
         )
         return claim
 

@@ -131,7 +131,7 @@ def _loss_range(noise: float, sample_rate: float, *, is_removed: bool) -> tuple[
     if sample_rate == 1:
         return exponents[1], exponents[0]
     shares = math.log(sample_rate), math.log1p(-sample_rate)
-    high, low = (sign * float(np.logaddexp(shares[0] + sign * one, shares[1])) for one in exponents)
+    high, low = (sign * float(np.logaddexp(shares[0] + sign * exponent, shares[1])) for exponent in exponents)
     return low, high
 
 
@@ -338,9 +338,9 @@ class TiltedLosses:
         """Return a point near the saddle, epsilon there, and the spread of the terms around it."""
         at, factor, best = 1e-6, 4.0, (0.0, 0.0)
         while factor > 1.02:
-            found = self._saddle_delta(at * factor)
-            if found[0] >= log_delta:
-                at, best = at * factor, found[1:]
+            candidate = self._saddle_delta(at * factor)
+            if candidate[0] >= log_delta:
+                at, best = at * factor, candidate[1:]
             else:
                 factor = math.sqrt(factor)
         return at, max(best[0], 0.0), best[1]

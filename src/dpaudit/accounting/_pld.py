@@ -35,7 +35,9 @@ def composed(
 ) -> tuple[LossDistribution | TiltedLosses, ...]:
     """Return the privacy losses of the whole training run in both directions, or in one if they are equal."""
     directions = (True,) if sample_rate == 1 else (True, False)
-    return tuple(_composed(noise, sample_rate, num_steps, finer, is_removed=one) for one in directions)
+    return tuple(
+        _composed(noise, sample_rate, num_steps, finer, is_removed=is_removed) for is_removed in directions
+    )
 
 
 def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> float | None:
@@ -69,9 +71,9 @@ def _epsilon(noise: float, sample_rate: float, num_steps: int, delta: float, fin
 
 def _larger_epsilon(directions: Iterable[LossDistribution | TiltedLosses], delta: float) -> float:
     epsilon = 0.0
-    for one in directions:
-        if one.largest > epsilon:
-            epsilon = max(epsilon, one.epsilon(delta))
+    for losses in directions:
+        if losses.largest > epsilon:
+            epsilon = max(epsilon, losses.epsilon(delta))
     return epsilon
 
 
@@ -160,10 +162,10 @@ def event_curve(event: Any, delta: float) -> PiecewiseLinear:
 def _largest_epsilon(accountant: Any) -> float:
     """Return epsilon at the smallest delta with a finite one: 0 for bounded losses, else about 1e-12."""
     deltas = [0.0, *(10.0**-exponent for exponent in range(12, 0, -1))]
-    found = _finite(accountant.get_epsilon(delta) for delta in deltas)
-    if not found:
+    epsilons = _finite(accountant.get_epsilon(delta) for delta in deltas)
+    if not epsilons:
         raise InputError("Expected an event with a finite epsilon at some delta up to 0.1, got none.")
-    return min(found[0], 700.0)
+    return min(epsilons[0], 700.0)
 
 
 def _finite(epsilons: Iterable[float]) -> list[float]:

@@ -170,12 +170,12 @@ def _equivalent_mu(fpr: FloatArray, fnr: FloatArray) -> FloatArray:
 def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> LineEnvelope:
     """Return lines at evenly spaced epsilons from 0 to where delta vanishes: slopes grow geometrically."""
     directions = composed(noise, sample_rate, num_steps)
-    largest = max(one.epsilon(1e-12) for one in directions)
+    largest = max(losses.epsilon(1e-12) for losses in directions)
     if not 0 < largest < math.inf:
-        largest = max(*(one.epsilon(1e-9) for one in directions), 1e-6)
+        largest = max(*(losses.epsilon(1e-9) for losses in directions), 1e-6)
     # e^700 is about the steepest slope a float can represent; omitting lines only makes the curve leakier
     epsilons = np.linspace(0.0, min(largest, 700.0), 800)
-    deltas = np.max([one.deltas(epsilons) for one in directions], axis=0)
+    deltas = np.max([losses.deltas(epsilons) for losses in directions], axis=0)
     return LineEnvelope.of(epsilons, deltas)
 
 
@@ -187,7 +187,7 @@ def _paper_curve(
     directions = composed(noise, sample_rate, num_steps)
     lowest = math.log(line_delta / (1 - line_delta))
     deltas = special.expit(np.linspace(lowest, -lowest, num_lines))
-    epsilons = np.asarray([max(one.epsilon(delta) for one in directions) for delta in deltas])
+    epsilons = np.asarray([max(losses.epsilon(delta) for losses in directions) for delta in deltas])
     return LineEnvelope.of(epsilons, deltas)
 
 

@@ -203,8 +203,8 @@ class GradientCanary(ABC):
 
     def lengths(self, directions: Directions) -> FloatArray:
         """Return the norm of each canary in clipping norms, before clipping."""
-        found = directions.lengths
-        return np.full(directions.num_canaries, self.scale) if found is None else found
+        lengths = directions.lengths
+        return np.full(directions.num_canaries, self.scale) if lengths is None else lengths
 
     @property
     def places_per_canary(self) -> int:

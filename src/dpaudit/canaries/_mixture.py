@@ -156,13 +156,13 @@ def _single_places(
     covered = np.sort(used[(np.arange(min(count, used.size)) + variant * count) % used.size])
     first = starts[covered] + rng.integers(0, sizes[covered])
     others = rng.permutation(total) if total <= _FEW else rng.choice(total, 4 * count, shuffle=False)
-    found = np.concatenate([first, others])
-    found = found[np.sort(np.unique(found, return_index=True)[1])]
-    owners = np.searchsorted(starts, found, side="right") - 1
+    places = np.concatenate([first, others])
+    places = places[np.sort(np.unique(places, return_index=True)[1])]
+    owners = np.searchsorted(starts, places, side="right") - 1
     if not is_crowded:
         fits = _rank_within(owners) < _room(sizes)[owners]
-        found, owners = found[fits], owners[fits]
-    return found[:count], owners[:count]
+        places, owners = places[fits], owners[fits]
+    return places[:count], owners[:count]
 
 
 def _rank_within(groups: IntArray) -> IntArray:
@@ -182,13 +182,13 @@ def _spread(
     if shape == _ROW and sum(len(places) for _, places in groups) < count:  # too few or too short rows
         shape, groups = _BLOCK, list(_groups(taken, layout, _BLOCK, count, rng))
     order = rng.permutation(count)  # of the codes, so that canaries of any length meet all of them
-    parts, owners = [], np.full(count, -1)
+    blocks, owners = [], np.full(count, -1)
     for (parameter, places), canaries in zip(groups, _assigned(groups, order, shape), strict=True):
         signs = rng.integers(0, 2, (len(places), 1)) * 2.0 - 1.0
-        parts.append(np.zeros((len(places), count)))
-        parts[-1][:, canaries] = _codes(len(places))[:, : canaries.size] * signs / len(places) ** 0.5
+        blocks.append(np.zeros((len(places), count)))
+        blocks[-1][:, canaries] = _codes(len(places))[:, : canaries.size] * signs / len(places) ** 0.5
         owners[canaries] = -1 if shape == _DENSE else parameter
-    values, places = np.concatenate(parts), np.concatenate([found for _, found in groups])
+    values, places = np.concatenate(blocks), np.concatenate([group for _, group in groups])
     values /= np.linalg.norm(values, axis=0)
     chosen = np.flatnonzero(values.any(axis=1))
     chosen = chosen[np.argsort(places[chosen])]
@@ -224,7 +224,7 @@ def _groups(
         for number in numbers[:64]:
             yield int(number), _free(starts[number], int(sizes[number]), taken, rng)
         return
-    matrices = [one for one in numbers if len(layout.shapes[one]) > 1][:count]
+    matrices = [number for number in numbers if len(layout.shapes[number]) > 1][:count]
     for number in matrices:
         rows = layout.shapes[number][0]
         width = int(sizes[number]) // rows
@@ -238,9 +238,9 @@ def _groups(
 def _free(first: int, size: int, taken: IntArray, rng: np.random.Generator) -> IntArray:
     """Draw free places from a range of coordinates: as many as possible, but a power of two."""
     if size > _FEW:  # most are free
-        found = np.unique(first + rng.integers(0, size, 4 * _MAX_SPREAD))
+        places = np.unique(first + rng.integers(0, size, 4 * _MAX_SPREAD))
     else:
-        found = np.arange(first, first + size)
+        places = np.arange(first, first + size)
     inside = taken[np.searchsorted(taken, first) : np.searchsorted(taken, first + size)]
-    found = rng.permutation(np.setdiff1d(found, inside, assume_unique=True))
-    return np.sort(found[: _power_of_two(min(found.size, _MAX_SPREAD))])
+    places = rng.permutation(np.setdiff1d(places, inside, assume_unique=True))
+    return np.sort(places[: _power_of_two(min(places.size, _MAX_SPREAD))])

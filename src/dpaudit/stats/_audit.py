@@ -351,8 +351,8 @@ def fixed_rule(size: int, *, is_stepped: bool, inference: Inference | None) -> T
 
 def _inference(observations: Observations, rule: ThresholdRule) -> Inference:
     rules = rule.known_rules if isinstance(rule, BestOf) else [rule]
-    counted = any(isinstance(one, Simultaneous | Tails) for one in rules)  # of all scores, not of steps
-    bet = any(isinstance(one, Predictable) for one in rules)
+    counted = any(isinstance(rule, Simultaneous | Tails) for rule in rules)  # of all scores, not of steps
+    bet = any(isinstance(rule, Predictable) for rule in rules)
     return Betting() if bet or (observations.is_stepped and not counted) else JointExact()
 
 

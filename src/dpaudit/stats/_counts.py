@@ -124,8 +124,8 @@ class StepScores:
     ) -> StepScores:
         """Return only the scores, steps x canaries, at most at the low or above the high end."""
         low, high = interval
-        kept = np.nonzero((scores <= low) | (scores > high))
-        scores, is_present, step = scores[kept], present[kept], kept[0]
+        outside = np.nonzero((scores <= low) | (scores > high))
+        scores, is_present, step = scores[outside], present[outside], outside[0]
         is_absent = ~is_present
         sides = (scores[is_absent], step[is_absent], scores[is_present], step[is_present])
         return cls(*sides, len(present), by_coin)

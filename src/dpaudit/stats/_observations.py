@@ -140,8 +140,8 @@ class Observations:
         >>> joined.with_canary, joined.with_ids
         (array([0.9]), array(['b'], dtype='<U1'))
         """
-        for name, given in (("paired", paired), ("normalized", normalized), ("coupled", coupled)):
-            _validate.flag(name, given)
+        for name, value in (("paired", paired), ("normalized", normalized), ("coupled", coupled)):
+            _validate.flag(name, value)
         values = _as_scores("scores", scores)
         names = None if ids is None else as_ids("ids", ids, values.shape[-1])
         flags = plain_array("present", present)
@@ -207,16 +207,16 @@ def split_by_coins(
     for side, name in ((present, "present"), (absent, "absent")):
         if not side.any():
             raise InputError(f"Expected at least one score with the canary {name}, got none.")
-    kept: dict[str, Any] = {"with_canary": scores[present], "without_canary": scores[absent]}
+    fields: dict[str, Any] = {"with_canary": scores[present], "without_canary": scores[absent]}
     if names is not None:
         names = np.broadcast_to(names, scores.shape)
-        kept |= {"with_ids": names[present], "without_ids": names[absent]}
+        fields |= {"with_ids": names[present], "without_ids": names[absent]}
     if scores.ndim == 2:
         steps, counts = np.arange(len(scores)), present.sum(axis=1)
-        kept |= {"with_steps": np.repeat(steps, counts), "coupled": coupled}
-        kept["without_steps"] = np.repeat(steps, scores.shape[1] - counts)
-        kept["_coins_were_checked"] = True
-    return Observations(**kept, normalized=normalized, scores_of=scores_of)
+        fields |= {"with_steps": np.repeat(steps, counts), "coupled": coupled}
+        fields["without_steps"] = np.repeat(steps, scores.shape[1] - counts)
+        fields["_coins_were_checked"] = True
+    return Observations(**fields, normalized=normalized, scores_of=scores_of)
 
 
 def _check_steps(observations: Observations) -> None:

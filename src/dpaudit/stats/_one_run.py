@@ -151,8 +151,8 @@ class GuessDesign:
     normalized: bool = False
 
     def _refutes(self, claimed: float, num_correct: int) -> bool:
-        found = replace(self.guesses, num_correct=num_correct)
-        return too_many_correct(found, self.tradeoff, claimed, self.error_rate)
+        guesses = replace(self.guesses, num_correct=num_correct)
+        return too_many_correct(guesses, self.tradeoff, claimed, self.error_rate)
 
     def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:
         """Return the smallest parameter that such guesses would detect with this probability."""

@@ -95,12 +95,12 @@ class AuditDesign:
                     num_present=num_present,
                     num_steps=num_steps,
                     inference=inference,
-                    rule=one,
+                    rule=shared_rule,
                     query=replace(query, error_rate=share * query.error_rate),
                     normalized=normalized,
                     by_coin=by_coin,
                 )
-                for one, share in shares
+                for shared_rule, share in shares
             )
             return replace(first, others=tuple(rest))
         left = replace(query, error_rate=rule.error(query.error_rate, num_absent))
@@ -154,8 +154,8 @@ class AuditDesign:
             return self._refutes_without_errors(claimed)
         # far fewer steps than those of a usual run are enough
         first = min(self.num_steps, 64)
-        found = any(bets.parameter() > claimed for bets in self._perfect_bets(first))
-        return found or (first < self.num_steps and self.max_refutable() > claimed)
+        refutes_early = any(bets.parameter() > claimed for bets in self._perfect_bets(first))
+        return refutes_early or (first < self.num_steps and self.max_refutable() > claimed)
 
     def _refutes_without_errors(self, claimed: float) -> bool:
         """Return whether the counts of an attack without errors refute ``claimed``.
@@ -196,9 +196,9 @@ class AuditDesign:
         the rule puts it. Several rules detect slightly more than the best of them, but much less than if they
         were independent, since they see the same scores.
         """
-        found = [self._power(claimed, actual), *(other.power(claimed, actual) for other in self.others)]
-        most = max(found)
-        independent = 1 - math.prod(1 - one for one in found)
+        powers = [self._power(claimed, actual), *(other.power(claimed, actual) for other in self.others)]
+        most = max(powers)
+        independent = 1 - math.prod(1 - power for power in powers)
         # a quarter of what independent rules would add, as in simulations
         return most + 0.25 * (independent - most)
 
@@ -214,8 +214,8 @@ class AuditDesign:
             return self.rule.detection_rate(attack, limits, self._sizes)
         fpr, fnr = self.operating_points(attack)
         region = self._refuting_region(claimed, fpr)
-        found = [min(region.probability(*rates), 1.0) for rates in zip(fpr, fnr, strict=True)]
-        return float(np.mean(found))
+        powers = [min(region.probability(*rates), 1.0) for rates in zip(fpr, fnr, strict=True)]
+        return float(np.mean(powers))
 
     def may_detect(self, claimed: float, actual: float) -> bool:
         """Return whether enough counts would refute ``claimed``: the errors are below the claimed curve."""
@@ -368,8 +368,8 @@ class Power:
         )
 
     def __str__(self) -> str:
-        found = f"would have been detected with {_validate.percent(self.probability)} probability"
-        text = f"no leak {found}" if math.isinf(self.parameter) else f"{self._leak} {found}"
+        detected = f"would have been detected with {_validate.percent(self.probability)} probability"
+        text = f"no leak {detected}" if math.isinf(self.parameter) else f"{self._leak} {detected}"
         if self.efficiency is not None:
             return (
                 f"shows {self.efficiency:.2g} of an ideal attack's signal, if the noise is as claimed; with "

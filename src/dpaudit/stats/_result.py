@@ -271,7 +271,7 @@ class Result:
                 "epsilon": plain(self.claim.epsilon),
                 "delta": self.claim.delta,
                 "parameter": plain(self.hypothesis.parameter),
-                "parts": [part.to_dict() for part in self.claim.parts],
+                "parts": [number.to_dict() for number in self.claim.parts],
             },
             "bound": self.bound.to_dict(),
             "power": self.power.to_dict(),
@@ -301,12 +301,12 @@ def summary(
     of a violation.
     """
     lines = [("claim", claim)]
-    if any(part.source != GIVEN for part in parts):
+    if any(number.source != GIVEN for number in parts):
         lines.append(("claimed", ", ".join(map(str, parts))))
     lines += [("bound", bound.statement), ("method", bound.label)]
     lines += [] if p_value is None else [("p-value", p_value_line(p_value))]
     powers = (("power", power), ("this attack", attack_power))
-    return [*lines, *((label, str(one)) for label, one in powers if one is not None)]
+    return [*lines, *((label, str(stated)) for label, stated in powers if stated is not None)]
 
 
 def errors_line(bound: Bound, diagnosis: Diagnosis) -> str:

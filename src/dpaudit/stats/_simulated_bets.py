@@ -31,7 +31,7 @@ from dpaudit.stats.inference._stop_loss import (
 )
 from dpaudit.stats.inference._wealth import MAX_LOSS, Schedule
 from dpaudit.stats.thresholds import HeldOut, Predictable
-from dpaudit.stats.thresholds._placement import step_rates
+from dpaudit.stats.thresholds._base import step_rates
 from dpaudit.stats.tradeoffs._attack import Attack
 
 if TYPE_CHECKING:

@@ -103,15 +103,15 @@ class _RegionMass:
     """
 
     def __init__(self, counts: ErrorCounts, tradeoff: TradeOff) -> None:
-        one = (counts.false_positives, counts.num_absent)
-        other = (counts.false_negatives, counts.num_present)
-        if probit_variance(*one) > probit_variance(*other):
-            one, other = other, one
+        outer = (counts.false_positives, counts.num_absent)
+        inner = (counts.false_negatives, counts.num_present)
+        if probit_variance(*outer) > probit_variance(*inner):
+            outer, inner = inner, outer
         nodes, self._weights = _quantile_nodes()
         self._tradeoff = tradeoff
-        self._outer = special.betaincinv(one[0] + 0.5, one[1] - one[0] + 0.5, nodes)
-        self._outer_rest = special.betaincinv(one[1] - one[0] + 0.5, one[0] + 0.5, 1 - nodes)
-        self._inner = (other[0] + 0.5, other[1] - other[0] + 0.5)
+        self._outer = special.betaincinv(outer[0] + 0.5, outer[1] - outer[0] + 0.5, nodes)
+        self._outer_rest = special.betaincinv(outer[1] - outer[0] + 0.5, outer[0] + 0.5, 1 - nodes)
+        self._inner = (inner[0] + 0.5, inner[1] - inner[0] + 0.5)
 
     def __call__(self, parameter: float) -> float:
         low = self._tradeoff.fnr(parameter, self._outer)

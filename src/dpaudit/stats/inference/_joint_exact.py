@@ -207,11 +207,11 @@ class RejectionBoundary:
         """Return the boundary with midpoints added."""
         between = (angles[:-1] + angles[1:]) / 2
         near = (second[:-1] + second[1:]) / 2
-        found = [
+        parameters = [
             self.rate_at(math.sin(angle) ** 2, guess) for angle, guess in zip(between, near, strict=True)
         ]
         indices = np.arange(1, angles.size)
-        return np.insert(angles, indices, between), np.insert(second, indices, found)
+        return np.insert(angles, indices, between), np.insert(second, indices, parameters)
 
     def _parameters(self, angles: FloatArray, second: FloatArray) -> FloatArray:
         # 1e300 stands for infinity
@@ -232,14 +232,14 @@ class RejectionBoundary:
 
     def _along(self, angles: FloatArray, near: float) -> FloatArray:
         """Return the boundary at each angle; two points give an initial guess for the next."""
-        found: list[float] = []
+        rates: list[float] = []
         for angle in angles:
-            found.append(self.rate_at(math.sin(angle) ** 2, near))
-            if 0 < found[-1] < 1:
-                near = found[-1]
-                if len(found) > 1 and found[-2] > 0:
-                    near *= min(found[-1] / found[-2], 1.0)
-        return np.asarray(found)
+            rates.append(self.rate_at(math.sin(angle) ** 2, near))
+            if 0 < rates[-1] < 1:
+                near = rates[-1]
+                if len(rates) > 1 and rates[-2] > 0:
+                    near *= min(rates[-1] / rates[-2], 1.0)
+        return np.asarray(rates)
 
 
 @lru_cache(maxsize=4)
@@ -293,8 +293,8 @@ class ClaimedCurve:
         # knots are an eighth of a standard error apart
         size = 2 + int((high - low) * 2 * math.sqrt(trials) / 0.125)
         places = np.searchsorted(fp, np.sin(np.linspace(low, high, size)) ** 2 * trials)
-        kept = np.union1d(np.arange(few), np.append(places.clip(max=fp.size - 1), fp.size - 1))
-        return np.asarray(fp[kept])
+        knots = np.union1d(np.arange(few), np.append(places.clip(max=fp.size - 1), fp.size - 1))
+        return np.asarray(fp[knots])
 
     def _all_points(self) -> FloatArray:
         """Return the fpr (increasing) and fnr of all points; the smaller rate of each is exact."""

@@ -65,13 +65,13 @@ class StopLosses:
         """
         right = np.floor((guesses + _STOPS * math.sqrt(guesses)) / 2)
         right = np.unique(right[(right > 0) & (right < guesses)])
-        found = cls(
+        stop_losses = cls(
             np.concatenate([[1 / guesses - 1], (2 * right + 1) / guesses - 1]),
             np.concatenate([[1.0], stop_loss(right, guesses)]),
         )
-        for values in (found.stops, found.losses):
+        for values in (stop_losses.stops, stop_losses.losses):
             values.flags.writeable = False  # they are shared
-        return found
+        return stop_losses
 
     @classmethod
     def none(cls) -> StopLosses:

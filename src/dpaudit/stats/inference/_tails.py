@@ -57,7 +57,7 @@ class FarGuess:
         # a right far guess is then at least 1.1 times as likely as a wrong one under the claim
         least = expected / 2 + math.log(1.1) / expected
         distances = sorted({max(distance, least) for distance in _DISTANCES})
-        return tuple(cls(one, math.exp(expected * one - expected**2 / 2)) for one in distances)
+        return tuple(cls(distance, math.exp(expected * distance - expected**2 / 2)) for distance in distances)
 
     def interval(self, expected: float) -> tuple[float, float]:
         """Return the interval outside of which a normalized score is far, for noise with this mu."""
@@ -144,12 +144,12 @@ def far_rates(steps: StepScores, errors: StepErrors, intervals: Sequence[Interva
         _Side(steps.absent, steps.absent_step, _sizes(errors, errors.num_absent)),
         _Side(steps.present, steps.present_step, _sizes(errors, errors.num_present)),
     ]
-    found = []
+    rates = []
     for interval in intervals:
         sides = [side.outside(interval) for side in sides]
         (absent_high, absent_low), (present_high, present_low) = (side.rates(interval) for side in sides)
-        found.append((present_high + absent_low, absent_high + present_low))
-    return found
+        rates.append((present_high + absent_low, absent_high + present_low))
+    return rates
 
 
 def _sizes(errors: StepErrors, size: IntArray) -> FloatArray:
@@ -166,8 +166,8 @@ class _Side:
     def outside(self, interval: Interval) -> _Side:
         """Return the scores outside the interval; with every distance there are fewer."""
         low, high = (self._of_scores(end) for end in interval)
-        kept = np.flatnonzero((self.scores > high) | (self.scores <= low))
-        return _Side(self.scores[kept], self.steps[kept], self.sizes)
+        indices = np.flatnonzero((self.scores > high) | (self.scores <= low))
+        return _Side(self.scores[indices], self.steps[indices], self.sizes)
 
     def _of_scores(self, end: FloatArray | float) -> FloatArray | float:
         return end[self.steps] if isinstance(end, np.ndarray) else end
@@ -175,6 +175,8 @@ class _Side:
     def rates(self, interval: Interval) -> tuple[FloatArray, FloatArray]:
         """Return the rates of high and of low scores in each step."""
         high = np.asarray(self.scores > self._of_scores(interval[1]))
-        counts = (np.bincount(self.steps[one], minlength=self.sizes.size) for one in (high, ~high))
+        counts = (
+            np.bincount(self.steps[is_counted], minlength=self.sizes.size) for is_counted in (high, ~high)
+        )
         above, below = (count / self.sizes for count in counts)
         return above, below
