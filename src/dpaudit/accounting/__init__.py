@@ -2,6 +2,7 @@
 
 from dpaudit.accounting._claim import Claim
 from dpaudit.accounting._epsilon import noise_for_epsilon, training_epsilon
+from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.accounting._mechanism import (
     Accounted,
     AnyMechanism,
@@ -14,6 +15,7 @@ from dpaudit.accounting._mechanism import (
     Sampling,
     White,
 )
+from dpaudit.accounting._pld import epsilon_above, epsilon_below
 from dpaudit.accounting._subsampled import SubsampledGaussian
 
 __all__ = [
@@ -29,6 +31,9 @@ __all__ = [
     "Sampling",
     "SubsampledGaussian",
     "White",
+    "epsilon_above",
+    "epsilon_below",
+    "log_ratio_attack",
     "noise_for_epsilon",
     "training_epsilon",
 ]

@@ -15,7 +15,7 @@ from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.accounting._pld import epsilon_above, epsilon_below, epsilon_near
 from dpaudit.errors import InputError
-from dpaudit.stats._rootfinding import MonotonePredicate, last_positive, last_true
+from dpaudit.stats.rootfinding import MonotonePredicate, last_positive, last_true
 
 # Nodes of the table are 1/24 apart in ln(mu). Cubics use every fourth node, or every second or every node
 # where epsilon bends. The error estimate of the cubic is subtracted. Only the cells that are queried are

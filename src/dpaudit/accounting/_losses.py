@@ -16,7 +16,7 @@ from scipy import fft, special
 
 from dpaudit._types import FloatArray
 from dpaudit.accounting._log_ratios import ComplexArray, StepMoments, power
-from dpaudit.stats._rootfinding import falling_root
+from dpaudit.stats.rootfinding import falling_root
 
 _TAIL = float(special.ndtri(0.5 * math.exp(-50)))  # where dp-accounting truncates the noise of a step
 _TRUNCATED = 1e-15  # mass outside of a composition, as in dp-accounting

@@ -27,10 +27,11 @@ from dpaudit.canaries._inputs import (
     unseen_indices,
 )
 from dpaudit.canaries._mixture import Mixture
-from dpaudit.canaries._randomness import Coins, Draws, fresh_seed
+from dpaudit.canaries._randomness import STEPS_AT_ONCE, Coins, Draws, fresh_seed
 
 __all__ = [
     "SHAPES",
+    "STEPS_AT_ONCE",
     "Adversarial",
     "Blank",
     "CanaryLabels",

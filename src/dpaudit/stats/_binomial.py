@@ -9,7 +9,7 @@ import numpy as np
 from scipy import special
 
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.stats._rootfinding import falling_root
+from dpaudit.stats.rootfinding import falling_root
 
 _DEVIATIONS = 8.0  # how far sums over counts extend: they omit less than 1e-14
 

@@ -16,9 +16,9 @@ from dpaudit.stats._binomial import binomial_cdf
 from dpaudit.stats._bound import Bound
 from dpaudit.stats._coins import FAIR
 from dpaudit.stats._counts import Guesses
-from dpaudit.stats._rootfinding import first_true_integer, last_true, smallest_error
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Kind
+from dpaudit.stats.rootfinding import first_true_integer, last_true, smallest_error
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 from dpaudit.stats.tradeoffs._attack import Attack
 

@@ -12,9 +12,9 @@ from dpaudit.errors import InputError
 from dpaudit.stats._audit import fixed_rule, require
 from dpaudit.stats._power import AuditDesign, Power
 from dpaudit.stats._result import Claimed, Hypothesis
-from dpaudit.stats._rootfinding import first_true_integer, last_true
 from dpaudit.stats._simulated_bets import BettingPower
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference, JointExact
+from dpaudit.stats.rootfinding import first_true_integer, last_true
 from dpaudit.stats.tradeoffs import TradeOff
 
 _MOST = 10_000_000  # more would not be practical

@@ -17,7 +17,6 @@ from dpaudit.stats._binomial import Region, plausible_rate
 from dpaudit.stats._bound import LARGEST, number, plain
 from dpaudit.stats._counts import ErrorCounts, StepErrors
 from dpaudit.stats._observations import Observations
-from dpaudit.stats._rootfinding import last_positive, last_true
 from dpaudit.stats._simulated_bets import BettingPower
 from dpaudit.stats.inference import (
     Betting,
@@ -28,6 +27,7 @@ from dpaudit.stats.inference import (
     JointExact,
 )
 from dpaudit.stats.inference._betting import StepBets
+from dpaudit.stats.rootfinding import last_positive, last_true
 from dpaudit.stats.thresholds import BestOf, Predictable, ThresholdRule
 from dpaudit.stats.tradeoffs._attack import MECHANISMS, Attack
 

@@ -25,7 +25,7 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._one_run import GuessDesign
 from dpaudit.stats._power import AuditDesign, Power
 from dpaudit.stats._roc_band import ErrorRatePlane, observed_auc
-from dpaudit.stats._rootfinding import SMALLEST_ERROR
+from dpaudit.stats.rootfinding import SMALLEST_ERROR
 from dpaudit.stats.tradeoffs import TradeOff
 
 _TWICE = 2.0  # the multiple of the claimed epsilon that an audit must be able to detect

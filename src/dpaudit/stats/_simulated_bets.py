@@ -16,7 +16,6 @@ import numpy as np
 from scipy import special, stats
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.stats._rootfinding import last_positive, last_true
 from dpaudit.stats.inference import Betting
 from dpaudit.stats.inference._stop_loss import (
     AIM,
@@ -30,6 +29,7 @@ from dpaudit.stats.inference._stop_loss import (
     wanted_growth,
 )
 from dpaudit.stats.inference._wealth import MAX_LOSS, Schedule
+from dpaudit.stats.rootfinding import last_positive, last_true
 from dpaudit.stats.thresholds import HeldOut, Predictable
 from dpaudit.stats.thresholds._base import step_rates
 from dpaudit.stats.tradeoffs._attack import Attack

@@ -15,8 +15,8 @@ from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._binomial import Region
 from dpaudit.stats._counts import ErrorCounts, count
 from dpaudit.stats._observations import Observations
-from dpaudit.stats._rootfinding import smallest_error
 from dpaudit.stats._serialization import Serializable
+from dpaudit.stats.rootfinding import smallest_error
 from dpaudit.stats.tradeoffs import TradeOff
 
 

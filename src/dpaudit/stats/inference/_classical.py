@@ -19,8 +19,8 @@ from dpaudit.errors import InputError
 from dpaudit.stats._binomial import Region, plausible_counts, upper_rate, upper_rate_chords
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations
-from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import BoundQuery, CountInference, Kind, RankInference
+from dpaudit.stats.rootfinding import last_positive
 from dpaudit.stats.tradeoffs import PureDP, TradeOff
 from dpaudit.stats.tradeoffs._base import at_least_zero
 

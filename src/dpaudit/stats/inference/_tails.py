@@ -20,8 +20,8 @@ from scipy import special
 
 from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.stats._counts import StepErrors, StepScores
-from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats.inference._wealth import Schedule, Wealth, appended
+from dpaudit.stats.rootfinding import last_true
 from dpaudit.stats.tradeoffs import Gaussian
 
 # How far from the other side's mean a score is, in standard deviations of the noise: just outside noise that

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dpaudit._types import FloatArray
-from dpaudit.stats._rootfinding import last_positive
+from dpaudit.stats.rootfinding import last_positive
 
 MAX_LOSS = 0.99  # the largest fraction of the wealth that a step may lose; losing all of it ends the game
 

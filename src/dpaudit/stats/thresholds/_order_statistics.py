@@ -17,7 +17,6 @@ from dpaudit import _validate
 from dpaudit._types import IntArray, ScoreArray
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations, chunks, require_finite
-from dpaudit.stats._rootfinding import LARGEST_ERROR, smallest_error
 from dpaudit.stats.inference import (
     BoundQuery,
     ClopperPearson,
@@ -27,6 +26,7 @@ from dpaudit.stats.inference import (
     RankInference,
     ThresholdResult,
 )
+from dpaudit.stats.rootfinding import LARGEST_ERROR, smallest_error
 from dpaudit.stats.thresholds._base import EmpiricalROC, ThresholdRule, simulated_roc, unsupported
 from dpaudit.stats.tradeoffs._attack import Attack
 

@@ -9,8 +9,8 @@ from typing import Self
 import numpy as np
 
 from dpaudit._types import ArrayLike, FloatArray
-from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats._serialization import Serializable
+from dpaudit.stats.rootfinding import last_true
 from dpaudit.stats.tradeoffs._attack import Attack
 
 

@@ -15,7 +15,7 @@ from scipy import special
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray
-from dpaudit.stats._rootfinding import last_true
+from dpaudit.stats.rootfinding import last_true
 from dpaudit.stats.tradeoffs._attack import (
     GAUSSIAN_NOISE,
     LAPLACE_NOISE,
