@@ -20,8 +20,7 @@ from dpaudit.accounting._mechanism import (
 )
 from dpaudit.accounting._subsampled import SubsampledGaussian
 from dpaudit.errors import InputError
-from dpaudit.stats._observations import STEP
-from dpaudit.stats._result import Claimed, ClaimPart, Hypothesis
+from dpaudit.stats import STEP, Claimed, ClaimPart, Hypothesis
 from dpaudit.stats.tradeoffs import ApproximateDP, Gaussian, TradeOff
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy import fft, special
 
 from dpaudit._types import FloatArray
-from dpaudit.stats.tradeoffs._attack import Attack
+from dpaudit.stats.tradeoffs import Attack
 
 _DEVIATIONS = 8.5
 # of integrals along paths in the complex plane: measured against integrals with 30 digits

@@ -14,10 +14,7 @@ from dpaudit._types import FloatArray
 from dpaudit.accounting._epsilon import cubic, training_epsilon
 from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.accounting._pld import composed
-from dpaudit.stats.tradeoffs import Gaussian, TradeOff
-from dpaudit.stats.tradeoffs._attack import Attack, sampled_attack
-from dpaudit.stats.tradeoffs._families import approximate_fnr
-from dpaudit.stats.tradeoffs._piecewise import lower_hull
+from dpaudit.stats.tradeoffs import Attack, Gaussian, TradeOff, approximate_fnr, lower_hull, sampled_attack
 
 _STEP = 1 / 12  # distance in ln(parameter) between computed curves, with cubic interpolation in between
 _SAFETY = 2e-4  # relative margin on mu: several times the error of that interpolation (tested)

@@ -25,6 +25,8 @@ from dpaudit.errors import InputError
 from dpaudit.methods import MethodComparison, examine
 from dpaudit.recording._whole_run import WHOLE_RUN_RULE
 from dpaudit.stats import (
+    RUN,
+    STEP,
     ApproximateDP,
     Betting,
     Bound,
@@ -35,14 +37,16 @@ from dpaudit.stats import (
     Simultaneous,
     ThresholdRule,
     TradeOff,
+    audit_recorded,
+    audit_untuned,
+    default_method,
+    guessed_p_value,
     lower_bound,
     one_run_bound,
     one_run_fdp_bound,
+    plain,
+    split_by_coins,
 )
-from dpaudit.stats._audit import audit_recorded, audit_untuned, default_method
-from dpaudit.stats._bound import plain
-from dpaudit.stats._observations import RUN, STEP, split_by_coins
-from dpaudit.stats._one_run import guessed_p_value
 
 SCORE_FILES: Final = {
     "scores": "f",

@@ -18,8 +18,7 @@ from dpaudit.accounting import Claim
 from dpaudit.diagnostics import CheckResults, Diagnosis
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError
-from dpaudit.stats._one_run import GuessDesign
-from dpaudit.stats._power import AuditDesign
+from dpaudit.stats import AuditDesign, GuessDesign
 
 _ROUNDING = 1e-3  # in clipping norms
 _PROBABLY = 3.0  # standard errors

@@ -19,8 +19,15 @@ from torch import Tensor
 from dpaudit._torch import CanaryVectors, HeldOutData, require_fitting
 from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, ProgressCallback
 from dpaudit._types import FloatArray
-from dpaudit.canaries import Coins, Directions, Draws, GradientCanary, InputCanary, ParameterLayout
-from dpaudit.canaries._randomness import STEPS_AT_ONCE
+from dpaudit.canaries import (
+    STEPS_AT_ONCE,
+    Coins,
+    Directions,
+    Draws,
+    GradientCanary,
+    InputCanary,
+    ParameterLayout,
+)
 from dpaudit.recording import ObservedCanaries, TrainingInfo
 from dpaudit.training._seeds import generator
 from dpaudit.training._settings import Batch
