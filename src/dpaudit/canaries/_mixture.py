@@ -69,7 +69,7 @@ class Mixture(GradientCanary):
         # a multiple of the number of spread shapes
         return 12
 
-    def num_uncounted(self, num_canaries: int) -> int:
+    def num_excluded(self, num_canaries: int) -> int:
         return round(_num_spread(num_canaries) / _SHARE_SHORT) if self.short else 0
 
     def is_counted(self, index: int) -> bool:
@@ -79,12 +79,12 @@ class Mixture(GradientCanary):
         whole, rest = divmod(num_steps, _PERIOD)
         return whole * super().num_counted(_PERIOD) + super().num_counted(rest)
 
-    def may_join(self, index: int, num_canaries: int) -> BoolArray | None:
+    def eligible(self, index: int, num_canaries: int) -> BoolArray | None:
         if self.is_counted(index):
             return None
         may = np.zeros(num_canaries, dtype=np.bool_)
         if index % _PERIOD == _SHORT_ONLY:
-            may[num_canaries - self.num_uncounted(num_canaries) :] = True
+            may[num_canaries - self.num_excluded(num_canaries) :] = True
         return may
 
     def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
@@ -120,7 +120,7 @@ class Mixture(GradientCanary):
         )
         # steps that have short ones only are odd, and so are their variants
         short = _SHORT if variant % 2 else _JUST_SHORTER
-        lengths[num_canaries - self.num_uncounted(num_canaries) :] = short
+        lengths[num_canaries - self.num_excluded(num_canaries) :] = short
         return lengths
 
 

@@ -200,7 +200,7 @@ class StoredScores:
         # as in the score log of a recorder
         if (canary := self._gradients) is not None:
             steps = [index for index in range(len(scores)) if canary.is_counted(index)]
-            width = scores.shape[1] - canary.num_uncounted(scores.shape[1])
+            width = scores.shape[1] - canary.num_excluded(scores.shape[1])
             scores, present = scores[steps, :width], present[steps, :width]
         Observations.from_presence(scores, present)  # raises unless coins are fair and scores finite
         return split_by_coins(scores, present, normalized=True, coupled=self.is_coupled)

@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from dpaudit._types import BoolArray, FloatArray
-from dpaudit.canaries import Coins, Draws
+from dpaudit.canaries import CanaryCoins, CanaryPlan
 from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.diagnostics._sum_checks import BatchRecord, StepSum, SumRecord
 from dpaudit.errors import InputError
@@ -101,7 +101,7 @@ class Host:
     def __init__(
         self,
         recorder: Recorder,
-        draws: Draws | Coins | None,
+        draws: CanaryPlan | CanaryCoins | None,
         barrier: StepBarrier,
         checks: tuple[SumRecord, BatchRecord],
         num_releases: int = 1,

@@ -63,8 +63,8 @@ class _StepRandomness:
 
 
 @dataclass(frozen=True)
-class Coins(_StepRandomness):
-    """The presence of input canaries, whose directions are given by their gradients."""
+class CanaryCoins(_StepRandomness):
+    """The coins of input canaries, whose directions are given by their gradients."""
 
     num_canaries: int
     seed: int
@@ -75,7 +75,7 @@ class Coins(_StepRandomness):
 
 
 @dataclass(frozen=True)
-class Draws(_StepRandomness):
+class CanaryPlan(_StepRandomness):
     """The presence and the directions of gradient canaries."""
 
     canary: GradientCanary
@@ -90,8 +90,8 @@ class Draws(_StepRandomness):
 
     def coins(self, index: int) -> BoolArray:
         """Return whether each canary is present in a step: a fair coin for each that may be."""
-        coins, may_join = self._coins(index), self.canary.may_join(index, self.num_canaries)
-        return coins if may_join is None else coins & may_join
+        coins, eligible = self._coins(index), self.canary.eligible(index, self.num_canaries)
+        return coins if eligible is None else coins & eligible
 
     def direction_rng(self, index: int) -> np.random.Generator:
         """Return the RNG of a step's directions; steps with the same variant have the same."""
