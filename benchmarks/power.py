@@ -22,8 +22,7 @@ import dpaudit
 from dpaudit.accounting import SubsampledGaussian
 from dpaudit.experiments.black_box._final_model import OneRunAnalysis
 from dpaudit.recording import Recorder, WholeRunRecorder
-from dpaudit.stats._one_run import too_many_correct
-from dpaudit.stats._result import unrefuted
+from dpaudit.stats import too_many_correct, unrefuted
 
 DELTA = 1e-5
 Draw = Callable[[float, np.random.Generator], dpaudit.Result]  # audits a mechanism with this parameter

@@ -103,7 +103,7 @@ EXTENSIONS = {
         "ThresholdResult",
         "plausible_counts",
     ],
-    "dpaudit.canaries": ["Directions", "Draws", "GradientCanary"],
+    "dpaudit.canaries": ["Directions", "CanaryPlan", "GradientCanary"],
     "dpaudit.recording": ["Recorder", "WholeRunRecorder"],
     "dpaudit.observers.opacus": [
         "LintReport",

@@ -16,6 +16,8 @@ import numpy as np
 from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.accounting import Claim
 from dpaudit.stats import (
+    ONE_RUN,
+    STEP,
     ApproximateDP,
     BestOf,
     Betting,
@@ -33,17 +35,23 @@ from dpaudit.stats import (
     Result,
     SameData,
     Simultaneous,
+    StepErrors,
     ThresholdRule,
     TradeOff,
+    audit_recorded,
+    chunks,
+    count,
+    default_method,
+    guesses_of,
+    is_on_disk,
     lower_bound,
     one_run_bound,
+    plain,
+    require_finite,
+    scale_notes,
 )
-from dpaudit.stats._audit import audit_recorded, default_method, guesses_of
-from dpaudit.stats._bound import plain
-from dpaudit.stats._counts import StepErrors, count
-from dpaudit.stats._observations import ONE_RUN, STEP, chunks, is_on_disk, require_finite, scale_notes
 from dpaudit.stats.inference import BoundQuery, CountInference, ThresholdResult
-from dpaudit.stats.tradeoffs._attack import Attack
+from dpaudit.stats.tradeoffs import Attack
 
 __all__ = ["NAMES", "REVERSED", "Method", "MethodComparison", "NamedBound", "examine", "is_large", "methods"]
 

@@ -139,23 +139,21 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("rate", "steps", "delta"), SETTINGS)
-def test_interpolated_epsilons_are_never_above_the_truth(monkeypatch, rate, steps, delta):
-    monkeypatch.setattr(_epsilon, "_PREFETCH_TIME", 0.0)  # nothing in advance
+def test_interpolated_epsilons_are_never_above_the_truth(rate, steps, delta):
     for mu in np.geomspace(0.45, 2.6, 4):
         above = _pld.epsilon_above(1 / mu, rate, steps, delta)
         quick = dpaudit.training_epsilon(float(mu), rate, steps, delta)
         assert above * 0.94 - 1e-3 <= quick <= above
 
 
-def test_after_questions_in_six_places_the_accountant_is_not_asked_again(monkeypatch):
+def test_between_earlier_questions_the_accountant_is_not_asked_again(monkeypatch):
     def composed_again(*setting):
         raise AssertionError(f"composed {setting}")
 
-    monkeypatch.setattr(_epsilon, "_PREFETCH_TIME", math.inf)
-    for mu in (0.2, 0.25, 0.15, 0.3, 0.1, 0.35):
+    for mu in (0.2, 0.24):
         dpaudit.training_epsilon(mu, 1.0, 99, DELTA)
     monkeypatch.setattr(_epsilon, "epsilon_below", composed_again)
-    for mu in np.geomspace(0.04, 0.4, 50):
+    for mu in np.geomspace(0.2, 0.24, 50):
         assert dpaudit.training_epsilon(float(mu), 1.0, 99, DELTA) > 0
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.canaries import SHAPES, Directions, Draws, Mixture, ParameterLayout
+from dpaudit.canaries import SHAPES, CanaryPlan, Directions, Mixture, ParameterLayout
 
 SMALL = ParameterLayout(
     ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias", "scale"), ((40, 20), (40,), (3, 40), (3,), (1,))
@@ -15,7 +15,7 @@ FLAT = ParameterLayout.of([1000])
 
 
 def plans(layout: ParameterLayout, num_canaries: int = 64) -> list[Directions]:
-    draws = Draws(Mixture(), num_canaries, seed=0)
+    draws = CanaryPlan(Mixture(), num_canaries, seed=0)
     return [draws.directions(index, layout) for index in range(12)]
 
 
@@ -94,7 +94,7 @@ def test_lengths_fit_the_data_type() -> None:
 
 
 def test_one_step_of_16_has_no_canary_and_one_only_short_ones() -> None:
-    draws = Draws(Mixture(), 64, seed=0)
+    draws = CanaryPlan(Mixture(), 64, seed=0)
     present = np.stack([draws.coins(index) for index in range(3200)])
     counts = present.reshape(200, 16, 64).sum(axis=0)
     assert (counts[7] == 0).all()
@@ -111,10 +111,10 @@ def test_one_step_of_16_has_no_canary_and_one_only_short_ones() -> None:
 
 def test_entries_of_a_data_set_are_long_and_may_join_every_step() -> None:
     canary = Mixture(short=False)
-    assert canary.num_uncounted(64) == 0
-    assert all(canary.may_join(index, 64) is None for index in range(16))
+    assert canary.num_excluded(64) == 0
+    assert all(canary.eligible(index, 64) is None for index in range(16))
     assert (canary.directions(64, 1000, np.random.default_rng(0)).lengths > 1).all()
-    assert 10 < Draws(canary, 64, seed=0).entries().sum() < 54
+    assert 10 < CanaryPlan(canary, 64, seed=0).entries().sum() < 54
 
 
 def test_a_mixture_of_short_canaries_is_refused() -> None:

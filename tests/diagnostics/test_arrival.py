@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpaudit.canaries import Directions, Draws, Mixture, ParameterLayout
+from dpaudit.canaries import CanaryPlan, Directions, Mixture, ParameterLayout
 from dpaudit.diagnostics import Check, CheckResults, Diagnosis
 from dpaudit.diagnostics._arrival import ArrivedCanaries, arrival_cells
 from dpaudit.diagnostics._data_tests import StepEnergies
@@ -73,7 +73,7 @@ class Run:
     """Simulated runs with the same canaries; everything but the noise and the coins is computed once."""
 
     def __init__(self, clip: Clip, *, reach: float = 1.0) -> None:
-        self._draws = Draws(Mixture(), NUM_CANARIES, seed=0)
+        self._draws = CanaryPlan(Mixture(), NUM_CANARIES, seed=0)
         self._plans = [self._draws.directions(index, LAYOUT) for index in range(12)]
         self._scored = [self._arriving(clip, made) for made in self._plans]
         self._observed = ObservedCanaries(
@@ -93,7 +93,7 @@ class Run:
         coins = rng.integers(0, 2, (steps, NUM_CANARIES), dtype=np.bool_)
         added = noise * rng.standard_normal((steps, NUM_CANARIES)) + mean
         for index in range(steps):
-            may = self._draws.canary.may_join(index, NUM_CANARIES)
+            may = self._draws.canary.eligible(index, NUM_CANARIES)
             present = coins[index] if may is None else coins[index] & may
             lengths = self._plans[index % 12].lengths
             factor = 1.0 if scale is None else scale(lengths[present])

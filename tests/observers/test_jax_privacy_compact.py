@@ -10,7 +10,7 @@ from jax_privacy import clipping
 from jax_runs import FAULTS, INPUTS, TARGETS, private, start, train
 
 import dpaudit
-from dpaudit.canaries import Draws
+from dpaudit.canaries import CanaryPlan
 from dpaudit.observers.jax_privacy import _observer, observe
 from dpaudit.observers.jax_privacy._clipping import JaxClip, function_of
 
@@ -103,7 +103,7 @@ def test_only_the_code_of_the_library_itself_gets_compact_rows(monkeypatch):
 
 def test_there_are_as_many_canaries_as_parameters_up_to_1024_and_64_if_they_need_full_rows(monkeypatch):
     drawn = []
-    monkeypatch.setattr(_observer, "Draws", lambda *given: drawn.append(given[1]) or Draws(*given))
+    monkeypatch.setattr(_observer, "CanaryPlan", lambda *given: drawn.append(given[1]) or CanaryPlan(*given))
 
     def number(**observer):
         jax.eval_shape(observe(*private(), seed=0, **observer).grad_fn, start(), BATCH)

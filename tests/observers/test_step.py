@@ -10,7 +10,7 @@ from score_noise import require_normal
 from statistical_limits import LEVEL, least_caught, most_flagged
 
 import dpaudit
-from dpaudit.canaries import Draws, ParameterLayout
+from dpaudit.canaries import CanaryPlan, ParameterLayout
 from dpaudit.observers._arrays import as_numpy, with_rows
 from dpaudit.observers.step import _DrawnCanaries, observe_step, replay_step
 
@@ -465,7 +465,7 @@ def test_a_step_that_releases_in_half_precision_is_not_accused_of_it():
 )
 def test_canaries_of_every_kind_are_rows_of_their_length(kind, moving):
     canary, layout = kind(moving=moving), ParameterLayout.of([31])
-    drawn = _DrawnCanaries(Draws(canary, 7, seed=0), layout)
+    drawn = _DrawnCanaries(CanaryPlan(canary, 7, seed=0), layout)
     for index in range(14):
         made = drawn.directions(index)
         expected = 2.0 * canary.lengths(made)[:, None] * made.dense()

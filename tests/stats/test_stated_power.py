@@ -21,9 +21,9 @@ from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._simulated_bets import BettingPower, needed_shift
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
-from dpaudit.stats.thresholds._base import least_balanced_error
-from dpaudit.stats.thresholds._placement import (
+from dpaudit.stats.thresholds._base import (
     best_bound_rates,
+    least_balanced_error,
     least_error_rates,
     simulated_roc,
     step_rates,

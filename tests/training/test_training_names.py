@@ -6,8 +6,8 @@ import dpaudit.training
 from dpaudit.training import data, ensemble, gradients, models
 
 NAMES = """
-    DPSGD SGD Adam Augmentation Batch Diagnose EndToEnd FlipAndCrop GaussianSum Hook Mechanism OneRun
-    Optimizer PoissonSampling Sampling Seeds Step Training TwoBatches accuracy clipped_sum cross_entropy
+    DPSGD SGD Adam Augmentation Batch Diagnose EndToEnd FlipAndCrop GaussianSum Hook OneRun Optimizer
+    PoissonSampling PrivateSum Sampler Seeds Step Training TwoBatches accuracy clipped_sum cross_entropy
     generator initialize
 """
 

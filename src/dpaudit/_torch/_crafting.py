@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
 from dpaudit._torch._canaries import HeldOutData
-from dpaudit.canaries import Adversarial, Blank, Coins, Crafted, InputCanary, Mislabelled
+from dpaudit.canaries import Adversarial, Blank, CanaryCoins, Crafted, InputCanary, Mislabelled
 from dpaudit.errors import InputError
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -45,7 +45,7 @@ class Examples:
 class CanarySequence:
     """The input canaries of each step: crafted before the first step, and again whenever they are due."""
 
-    def __init__(self, canary: InputCanary, coins: Coins, purpose: int) -> None:
+    def __init__(self, canary: InputCanary, coins: CanaryCoins, purpose: int) -> None:
         self._canary, self._coins, self._purpose = canary, coins, purpose
         self.current: Examples | None = None
         self.made_at: int | None = None

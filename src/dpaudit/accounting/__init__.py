@@ -2,6 +2,38 @@
 
 from dpaudit.accounting._claim import Claim
 from dpaudit.accounting._epsilon import noise_for_epsilon, training_epsilon
+from dpaudit.accounting._log_ratios import log_ratio_attack
+from dpaudit.accounting._mechanism import (
+    Accounted,
+    AnyMechanism,
+    DPSGDRun,
+    Full,
+    GaussianStep,
+    Mechanism,
+    NoiseModel,
+    Poisson,
+    Sampling,
+    White,
+)
+from dpaudit.accounting._pld import epsilon_above, epsilon_below
 from dpaudit.accounting._subsampled import SubsampledGaussian
 
-__all__ = ["Claim", "SubsampledGaussian", "noise_for_epsilon", "training_epsilon"]
+__all__ = [
+    "Accounted",
+    "AnyMechanism",
+    "Claim",
+    "DPSGDRun",
+    "Full",
+    "GaussianStep",
+    "Mechanism",
+    "NoiseModel",
+    "Poisson",
+    "Sampling",
+    "SubsampledGaussian",
+    "White",
+    "epsilon_above",
+    "epsilon_below",
+    "log_ratio_attack",
+    "noise_for_epsilon",
+    "training_epsilon",
+]

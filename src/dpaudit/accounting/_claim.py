@@ -9,50 +9,45 @@ from functools import cached_property, partial
 from typing import Any
 
 from dpaudit import _validate
-from dpaudit.accounting._pld import epsilon_above, event_curve
-from dpaudit.accounting._subsampled import SubsampledGaussian
-from dpaudit.errors import InputError, quoted
-from dpaudit.stats._observations import STEP
-from dpaudit.stats._result import Claimed, ClaimPart, Hypothesis
-from dpaudit.stats.tradeoffs import ApproximateDP, Gaussian, TradeOff
-
-_SCORES_OF = (
-    'pass Observations(..., scores_of="step") if each is of one step, "run" if each is of a whole training '
-    'run, or "one-run" if all are of one trained model, with one score per canary'
+from dpaudit.accounting._mechanism import (
+    Accounted,
+    AnyMechanism,
+    DPSGDRun,
+    GaussianStep,
+    Mechanism,
+    Poisson,
+    White,
 )
+from dpaudit.accounting._subsampled import SubsampledGaussian
+from dpaudit.errors import InputError
+from dpaudit.stats import STEP, Claimed, ClaimPart, Hypothesis
+from dpaudit.stats.tradeoffs import ApproximateDP, Gaussian, TradeOff
 
 
 class Claim(Claimed):
-    """A privacy claim, created by ``gaussian``, ``dpsgd``, ``approximate_dp``, ``accounted`` or ``curve``.
+    """The claim that a mechanism ran, and with it the mechanism's privacy at ``delta``.
+
+    ``gaussian``, ``dpsgd``, ``accounted``, ``approximate_dp`` and ``curve`` create the mechanisms of
+    :mod:`dpaudit.accounting`; the last two claim a curve of any mechanism.
 
     >>> print(Claim.approximate_dp(epsilon=8.0, delta=1e-5))
     (epsilon, delta)-DP: epsilon = 8 at delta = 1e-05
     """
 
-    def __init__(
-        self,
-        description: str,
-        tradeoff: TradeOff,
-        parameter: float,
-        delta: float,
-        training: SubsampledGaussian | None = None,
-        **numbers: float,
-    ) -> None:
-        self._description = description
-        self._tradeoff = tradeoff
-        self._parameter = parameter
-        self._delta = _validate.delta(delta)
-        self._training = training
-        numbers |= {"delta": self._delta} if numbers else {}
-        self._parts = tuple(ClaimPart(name=name, value=value) for name, value in numbers.items())
+    def __init__(self, mechanism: Mechanism, *, delta: float) -> None:
+        self._mechanism, self._delta = mechanism, _validate.delta(delta)
+        run, step = mechanism.run_curve(self._delta), mechanism.step_curve(self._delta)
+        self._tradeoff, self._parameter = run if step is None else step
+        composed = run[0] if step not in (None, run) else None
+        self._training = composed if isinstance(composed, SubsampledGaussian) else None
+        delta_part = (ClaimPart(name="delta", value=self._delta),) if mechanism.parts else ()
+        self._parts = (*mechanism.parts, *delta_part)
 
     @classmethod
     def gaussian(cls, *, noise_multiplier: float, delta: float) -> Claim:
         """Claim one Gaussian step with noise of ``noise_multiplier`` times the sensitivity."""
-        noise = _validate.noise_multiplier(noise_multiplier)
-        _require_delta(delta)
-        text = f"one Gaussian step, noise multiplier {noise:g}"
-        return cls(text, Gaussian(), 1 / noise, delta, noise_multiplier=noise)
+        noise = White(_validate.noise_multiplier(noise_multiplier))
+        return cls(GaussianStep(noise=noise), delta=delta)
 
     @classmethod
     def dpsgd(cls, *, noise_multiplier: float, sample_rate: float, num_steps: int, delta: float) -> Claim:
@@ -63,35 +58,36 @@ class Claim(Claimed):
         of the observed step contains the canary with a probability, also pass
         ``tradeoff=SubsampledGaussian(probability, 1)`` to :func:`dpaudit.audit`.
         """
-        noise = _validate.noise_multiplier(noise_multiplier)
-        _require_delta(delta)
-        sample_rate, num_steps = _validate.sample_rate(sample_rate), _validate.num_steps(num_steps)
-        training = SubsampledGaussian(sample_rate, num_steps)
-        steps = "1 step" if num_steps == 1 else f"{num_steps:,} steps"
-        text = f"DP-SGD, noise multiplier {noise:g}, sample rate {sample_rate:g}, {steps}"
-        numbers = {"noise_multiplier": noise, "sample_rate": sample_rate, "num_steps": num_steps}
-        return cls(text, Gaussian(), 1 / noise, delta, training, **numbers)
+        noise = White(_validate.noise_multiplier(noise_multiplier))
+        sampling = Poisson(_validate.sample_rate(sample_rate))
+        mechanism = DPSGDRun(noise=noise, sampling=sampling, num_steps=_validate.num_steps(num_steps))
+        return cls(mechanism, delta=delta)
 
     @classmethod
     def approximate_dp(cls, *, epsilon: float, delta: float) -> Claim:
         """Claim (epsilon, delta)-DP of the observed output, for any mechanism."""
-        epsilon, delta = _validate.at_least("epsilon", epsilon, 0), _validate.delta(delta)
-        return cls("(epsilon, delta)-DP", ApproximateDP(delta), epsilon, delta)
+        epsilon = _validate.at_least("epsilon", epsilon, 0)
+        return cls(AnyMechanism(ApproximateDP(), epsilon), delta=delta)
 
     @classmethod
     def curve(cls, tradeoff: TradeOff, *, parameter: float = 1.0, delta: float) -> Claim:
         """Claim a trade-off curve: a family and a parameter (1 for a ``PiecewiseLinear`` curve as given)."""
-        if not isinstance(tradeoff, TradeOff):
-            raise InputError(f"Expected a trade-off curve such as Gaussian(), got {quoted(tradeoff)}.")
-        parameter = _validate.at_least("parameter", parameter, 0)
-        family = tradeoff.at(_validate.delta(delta))
-        return cls(f"{tradeoff.symbol} = {parameter:g}", family, parameter, delta)
+        return cls(AnyMechanism(tradeoff, parameter), delta=delta)
 
     @classmethod
     def accounted(cls, event: Any, *, delta: float) -> Claim:
         """Claim the privacy of a ``dp_accounting.DpEvent``; each observation covers the whole event."""
-        family = event_curve(event, _validate.delta(delta))
-        return cls(f"accounted {type(event).__name__}", family, 1.0, delta)
+        return cls(Accounted(event), delta=delta)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """What is claimed to have run."""
+        return self._mechanism
+
+    @property
+    def unit(self) -> str:
+        """What privacy is claimed for, such as "example", as sentences name it."""
+        return self._mechanism.unit
 
     @property
     def training(self) -> SubsampledGaussian | None:
@@ -111,32 +107,27 @@ class Claim(Claimed):
         """Return the same claim whose numbers have these sources and origins; see :class:`ClaimPart`."""
         claim = copy.copy(self)
         claim._parts = tuple(
-            replace(part, source=sources[part.name][0], origin=sources[part.name][1])
-            if part.name in sources
-            else part
-            for part in self._parts
+            replace(number, source=sources[number.name][0], origin=sources[number.name][1])
+            if number.name in sources
+            else number
+            for number in self._parts
         )
         return claim
 
     @cached_property
     def epsilon(self) -> float:
-        training = self._training
-        if training is None and isinstance(self._tradeoff, SubsampledGaussian) and self._parameter > 0:
-            training = self._tradeoff
-        if training is None or self._delta == 0:
-            return self._tradeoff.epsilon(self._parameter, self._delta)
-        noise = 1 / self._parameter
-        return epsilon_above(noise, training.sample_rate, training.num_steps, self._delta)
+        return self._mechanism.epsilon(self._delta)
 
     @property
     def summary(self) -> str:
-        return f"{self._description}: epsilon = {self.epsilon:.4g} at delta = {self._delta:g}"
+        description = self._mechanism.description
+        return f"{description}: epsilon = {self.epsilon:.4g} at delta = {self._delta:g}"
 
     def __str__(self) -> str:
         return self.summary
 
     def __repr__(self) -> str:
-        return f"Claim({self._description}, delta={self._delta:g})"
+        return f"Claim({self._mechanism.description}, delta={self._delta:g})"
 
     def curve_of_scores(self, scores_of: str | None, tradeoff: TradeOff | None) -> TradeOff | None:
         training = self._training
@@ -144,7 +135,11 @@ class Claim(Claimed):
         if training is None or (scores_of is None and is_composed):  # a curve says how many steps it covers
             return tradeoff
         if scores_of is None:
-            raise InputError(f"Expected what each score is of with a claim about DP-SGD: {_SCORES_OF}.")
+            raise InputError(
+                "Expected what each score is of with a claim about DP-SGD: pass "
+                'Observations(..., scores_of="step") if each is of one step, "run" if each is of a whole '
+                'training run, or "one-run" if all are of one trained model, with one score per canary.'
+            )
         if tradeoff is None:
             return None if scores_of == STEP else training
         num_steps = tradeoff.num_steps if isinstance(tradeoff, SubsampledGaussian) else 1
@@ -168,11 +163,11 @@ class Claim(Claimed):
         return self._step_hypothesis(family, self._training)
 
     def _whole_run_hypothesis(self, family: SubsampledGaussian, training: SubsampledGaussian) -> Hypothesis:
-        given, claimed = ((f.sample_rate, f.num_steps) for f in (family, training))
-        if given != claimed:
+        tested, claimed = ((f.sample_rate, f.num_steps) for f in (family, training))
+        if tested != claimed:
             raise InputError(
                 f"Expected a trade-off with the claimed sample_rate={claimed[0]:g} and "
-                f"num_steps={claimed[1]}, got sample_rate={given[0]:g} and num_steps={given[1]}."
+                f"num_steps={claimed[1]}, got sample_rate={tested[0]:g} and num_steps={tested[1]}."
             )
         return Hypothesis(family, self._parameter, partial(family.epsilon, delta=self._delta))
 
@@ -204,11 +199,6 @@ class Claim(Claimed):
         if family == self._tradeoff or isinstance(family, ApproximateDP):
             return None
         return family.assumption(self._delta)
-
-
-def _require_delta(delta: float) -> None:
-    if _validate.delta(delta) == 0:
-        raise InputError("Expected delta > 0, got delta=0: Gaussian noise has no finite epsilon at delta=0.")
 
 
 def _composition_assumption(training: SubsampledGaussian) -> str:

@@ -7,7 +7,6 @@ estimate, and the result is rounded down by more than that estimate.
 from __future__ import annotations
 
 import math
-import time
 from functools import lru_cache
 
 import numpy as np
@@ -16,27 +15,19 @@ from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.accounting._pld import epsilon_above, epsilon_below, epsilon_near
 from dpaudit.errors import InputError
-from dpaudit.stats._rootfinding import MonotonePredicate, last_positive, last_true
+from dpaudit.stats.rootfinding import MonotonePredicate, last_positive, last_true
 
 # Nodes of the table are 1/24 apart in ln(mu). Cubics use every fourth node, or every second or every node
-# where epsilon bends. The error estimate of the cubic is subtracted. An audit queries one to five cells, and
-# only those are computed. After more queries, all cells from a fifth to twice the first mu are computed.
+# where epsilon bends. The error estimate of the cubic is subtracted. Only the cells that are queried are
+# computed: an audit queries one to five.
 _NODES_PER_UNIT = 24
-_STRIDES = 4, 2, 1
-_BELOW, _ABOVE = 10, 5  # cells of the widest stride below and above the first
-_MANY = 6  # queried cells
-_PREFETCH_TIME = 15.0  # seconds
-_SAFETY = 1e-4
-_SMOOTH = 0.012  # the largest third difference of ln(epsilon) at which the cubic is off by less than 1e-4
 _NEAR = 3e-4  # the expected error in mu of the fast accountant; a larger error only costs time
-_LEAST = 1e-300
-_LEAKIEST = 100.0  # the epsilon of this mu is returned for all larger ones, as a lower bound
 
 
 def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float) -> float:
     """Return a lower bound on the epsilon at ``delta`` of DP-SGD with noise multiplier 1 / ``mu``.
 
-    The first calls build a table (seconds); later calls take microseconds if mu is near the first one.
+    The first call near a mu takes up to seconds; later calls near it take microseconds.
     Where epsilon has a kink, the accountant is called every time.
     """
     if not mu >= 0:
@@ -46,7 +37,8 @@ def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float
         return 0.0
     if _validate.delta(delta) == 0 or math.isinf(mu):
         return math.inf
-    epsilon = _table(rate, steps, delta).epsilon(min(mu, _LEAKIEST))
+    # the epsilon of mu = 100 is a lower bound for all larger ones
+    epsilon = _table(rate, steps, delta).epsilon(min(mu, 100.0))
     if math.isnan(epsilon):
         raise InputError(
             f"Expected a delta at which the epsilon of a bound can be computed, got delta={delta:g} for "
@@ -69,7 +61,7 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
     is_private = MonotonePredicate(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon)
     # a fast accountant locates the region in which the exact one decides
     near = last_positive(
-        lambda m: math.log(epsilon / max(epsilon_near(1 / m, rate, steps, delta), _LEAST)),
+        lambda m: math.log(epsilon / max(epsilon_near(1 / m, rate, steps, delta), 1e-300)),
         _limit_guess(epsilon, rate, steps),
         _NEAR,
     )
@@ -97,42 +89,23 @@ class _EpsilonTable:
     def __init__(self, sample_rate: float, num_steps: int, delta: float) -> None:
         self._setting = sample_rate, num_steps, delta
         self._known: dict[int, float] = {}
-        self._queried: dict[int, None] = {}  # cells, in order of their first query
 
     def epsilon(self, mu: float) -> float:
         position = math.log(mu) * _NODES_PER_UNIT
-        self._prefetch(math.floor(position / _STRIDES[0]))
-        for stride in _STRIDES:
+        for stride in (4, 2, 1):
             first = _first_node(position, stride)
             values = self._smooth_values(first, stride)
             if values is not None:
                 best, off = cubic(np.log(values[1:5]), np.asarray((position - first) / stride - 1))
-                return math.exp(float(best - off)) * (1 - _SAFETY)
+                # more than the error of a cubic through values as smooth as these
+                return math.exp(float(best - off)) * (1 - 1e-4)
         return self._exact(mu)
-
-    def _prefetch(self, cell: int) -> None:
-        """Fill the cells around the first, nearest first and in limited time, once several were queried."""
-        if cell in self._queried:
-            return
-        self._queried[cell] = None
-        if len(self._queried) == _MANY:
-            first, end = next(iter(self._queried)), time.monotonic() + _PREFETCH_TIME
-            for near in sorted(range(-_BELOW, _ABOVE + 1), key=abs):
-                self._fill((first + near) * _STRIDES[0], _STRIDES, end)
-
-    def _fill(self, node: int, strides: tuple[int, ...], end: float) -> None:
-        """Compute the nodes for queries between this node and the next of the first stride."""
-        stride, *finer = strides
-        if time.monotonic() >= end:
-            return
-        if self._smooth_values(_first_node(node, stride), stride) is None and finer:
-            self._fill(node, tuple(finer), end)
-            self._fill(node + finer[0], tuple(finer), end)
 
     def _smooth_values(self, first: int, stride: int) -> FloatArray | None:
         """Return six neighboring values; None if no cubic fits, because of a kink, a zero or a NaN."""
         values = np.asarray([self._at(first + i * stride) for i in range(6)])
-        if values.min() > 0 and np.abs(np.diff(np.log(values), 3)).max() <= _SMOOTH:  # not if one is NaN
+        # at this third difference of ln(epsilon), the cubic is off by less than 1e-4
+        if values.min() > 0 and np.abs(np.diff(np.log(values), 3)).max() <= 0.012:  # not if one is NaN
             return values
         return None
 

@@ -18,19 +18,12 @@ import numpy.typing as npt
 from scipy import fft, special
 
 from dpaudit._types import FloatArray
-from dpaudit.stats.tradeoffs._attack import Attack
+from dpaudit.stats.tradeoffs import Attack
 
-_NODES = 6001  # of the noise of one step
 _DEVIATIONS = 8.5
-_CELLS_PER_DEVIATION = 8  # of the log ratio of one step
-_MOST_CELLS = 1 << 18
-_ROOM = 12.0  # standard deviations of the sum around its mean that the cells cover
 # of integrals along paths in the complex plane: measured against integrals with 30 digits
 _REACH = 10.0  # of the noise of a step around its mean, beyond which it has a mass below 1e-23
-_HEIGHT = 1.5, 0.75  # angles of likelihood ratios if an example is removed or added; they vanish at pi
 _RISE = 0.3  # the largest slope of the path of the noise
-_INNER = -20.0  # logarithm of weights below which terms are computed by their logarithms
-_MOST_TERMS = 200_000  # of the integrals that are computed at once
 _NEGLIGIBLE, _OMITTED = -30.0, -60.0  # logarithms of shares of a moment
 
 ComplexArray: TypeAlias = npt.NDArray[np.complex128]
@@ -59,7 +52,7 @@ def _tails(
     noise: float, sample_rate: float, num_steps: int, assumed: float
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return thresholds with the probabilities that the sum is above, without and with the canary."""
-    normal = np.linspace(-_DEVIATIONS, _DEVIATIONS, _NODES)
+    normal = np.linspace(-_DEVIATIONS, _DEVIATIONS, 6001)
     weights = np.exp(-(normal**2) / 2)
     weights /= weights.sum()
     outside, inside = (_log_ratio(mean + noise * normal, sample_rate, assumed) for mean in (0.0, 1.0))
@@ -70,7 +63,8 @@ def _tails(
     ]
     ranges = np.asarray([step.sum_range(num_steps) for step in steps])
     reach = float(ranges.max() - ranges.min() + np.ptp(values))
-    finest = max(min(step.spread for step in steps) / _CELLS_PER_DEVIATION, reach / _MOST_CELLS)
+    # eight cells per standard deviation of a step, at most 2^18
+    finest = max(min(step.spread for step in steps) / 8, reach / (1 << 18))
     cells = 1 << max(math.ceil(math.log2(reach / finest)), 10)
     places, above = zip(*(step.sum_tail(num_steps, reach / cells, cells) for step in steps), strict=True)
     thresholds = np.union1d(*places)
@@ -96,7 +90,8 @@ class _StepRatio:
 
     def sum_range(self, num_steps: int) -> tuple[float, float]:
         """Return the ends between which the sum over the steps lies."""
-        half = _ROOM * math.sqrt(num_steps) * self.spread
+        # the cells cover 12 standard deviations around the mean
+        half = 12.0 * math.sqrt(num_steps) * self.spread
         return num_steps * self.mean - half, num_steps * self.mean + half
 
     def sum_tail(self, num_steps: int, width: float, cells: int) -> tuple[FloatArray, FloatArray]:
@@ -156,7 +151,8 @@ class StepMoments:
 
     @classmethod
     def of(cls, noise: float, sample_rate: float, num_steps: int, order: float) -> StepMoments:
-        height = min(_HEIGHT[order < 0], 1 / noise)
+        # angles of likelihood ratios if an example is removed or added; they vanish at pi
+        height = min((1.5, 0.75)[order < 0], 1 / noise)
         spacing = min(0.25, height * noise / 12)
         peak = max(order, 1.0) / noise  # of the noise of a step that includes the example, times e^(a L)
         normal = np.arange(-_REACH, _REACH + peak, spacing)
@@ -184,9 +180,10 @@ class StepMoments:
 
     def logs(self, orders: ComplexArray) -> ComplexArray:
         """Return ln E[e^(a L)] for each a, without the part of first order, in which large terms cancel."""
-        weights, is_inner = np.exp(self.log_weights), self.log_weights.real > _INNER
+        # terms with smaller weights are computed by their logarithms
+        weights, is_inner = np.exp(self.log_weights), self.log_weights.real > -20.0
         moments = np.empty_like(orders)
-        num_blocks = 1 + orders.size * self.ratios.size // _MOST_TERMS
+        num_blocks = 1 + orders.size * self.ratios.size // 200_000
         for block in np.array_split(np.arange(orders.size), num_blocks):
             exponents = orders[block, None] * self.ratios
             moments[block] = np.expm1(exponents[:, is_inner]) @ weights[is_inner]

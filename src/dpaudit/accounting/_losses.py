@@ -16,24 +16,15 @@ from scipy import fft, special
 
 from dpaudit._types import FloatArray
 from dpaudit.accounting._log_ratios import ComplexArray, StepMoments, power
-from dpaudit.stats._rootfinding import falling_root
+from dpaudit.stats.rootfinding import falling_root
 
 _TAIL = float(special.ndtri(0.5 * math.exp(-50)))  # where dp-accounting truncates the noise of a step
-_RISING = 1e-7  # by how much deltas may rise: more than their rounding errors
 _TRUNCATED = 1e-15  # mass outside of a composition, as in dp-accounting
 # orders of the moments that bound it: dp-accounting's, and larger ones for a sum that is narrow
 _ORDERS = np.concatenate([np.arange(1, 21), np.arange(24, 164, 4)])
-_BLOCK = 128  # losses in a row of the matrix of which moments are computed
-_MOST_LOSSES = 1_000_000
 _MOST_EXPONENT = 700.0
-# of integrals along paths in the complex plane: measured against integrals with 30 digits
-_BEND = 0.4  # slope of the path of the order of the moments, over that of the path of the noise
-_MOST_POINTS = 1 << 12
 LEAST_NOISE = 0.05
 """The least noise multiplier of a contour; less needs seconds, then gigabytes, as 1 / noise^2."""
-_MOST_ROUNDS = 12
-_MOST_PHASE = 500.0  # of the terms around a saddle point; beyond, a smaller one needs fewer points
-_OTHER_PATH = 0.9  # where another path starts, over the saddle point
 _PRECISION, _PRECISION_OF_EPSILON = 1e-15, 1e-10
 _LEAST_EPSILON, _LARGEST_EPSILON = 1e-20, 1e9
 _CONTOUR_DELTAS = 1e-12, 1e-9, 1e-6, 1e-4, 1e-2, 0.3
@@ -65,7 +56,8 @@ class LossDistribution:
         _require_size(last - first)
         epsilons = np.arange(first, last + 1, dtype=np.float64) * interval
         deltas = _step_deltas(noise, sample_rate, epsilons, is_removed=is_removed)
-        if (np.diff(deltas) > _RISING).any():
+        # more than the rounding errors of deltas
+        if (np.diff(deltas) > 1e-7).any():
             raise ValueError("rounding errors are too large")
         deltas = np.minimum.accumulate(deltas)
         return cls(interval, first, _connect_dots(deltas, interval), float(deltas[-1]))
@@ -127,7 +119,7 @@ class LossDistribution:
 
 
 def _require_size(num_losses: int) -> None:
-    if num_losses > _MOST_LOSSES:  # of a tiny sample rate, whose losses are tiny too
+    if num_losses > 1_000_000:  # of a tiny sample rate, whose losses are tiny too
         raise ValueError("too many losses for the memory")
 
 
@@ -139,7 +131,7 @@ def _loss_range(noise: float, sample_rate: float, *, is_removed: bool) -> tuple[
     if sample_rate == 1:
         return exponents[1], exponents[0]
     shares = math.log(sample_rate), math.log1p(-sample_rate)
-    high, low = (sign * float(np.logaddexp(shares[0] + sign * one, shares[1])) for one in exponents)
+    high, low = (sign * float(np.logaddexp(shares[0] + sign * exponent, shares[1])) for exponent in exponents)
     return low, high
 
 
@@ -193,7 +185,7 @@ def _sum_range(probs: FloatArray, num_steps: int) -> tuple[int, int]:
     within a row, and growth from row to row.
     """
     orders = np.concatenate([-_ORDERS, _ORDERS])[:, None] / probs.size
-    length = min(_BLOCK, probs.size)
+    length = min(128, probs.size)
     num_rows = math.ceil(probs.size / length)
     rows = np.zeros((num_rows, length))
     rows.reshape(-1)[: probs.size] = probs
@@ -310,16 +302,16 @@ class TiltedLosses:
             saddle, epsilon, spread = self._saddle(math.log(delta))
             probes = self._terms(saddle, np.arange(0.0, 25.0, 0.25))
             spacing = min(0.5 / math.sqrt(1 + spread), 1 / (saddle * self._moments(saddle).reach))
-            for _ in range(_MOST_ROUNDS):
+            for _ in range(12):
                 end = _first_below(probes, epsilon, math.log(delta) - 25)
                 size = 2 * math.ceil(end / spacing / 2)
                 positions = np.linspace(0.0, end, size + 1)
-                other = self._terms(_OTHER_PATH * saddle, positions[::2])
+                other = self._terms(0.9 * saddle, positions[::2])
                 contour = replace(self._terms(saddle, positions), other=other)
                 epsilon = contour.epsilon(delta, epsilon, self.largest)
                 is_long_enough = _first_below(probes, epsilon, math.log(delta) - 20) <= end
                 is_fine_enough = contour.error(epsilon) <= 1e-6 * delta
-                if (is_long_enough and is_fine_enough) or size > _MOST_POINTS:
+                if (is_long_enough and is_fine_enough) or size > (1 << 12):
                     break
                 spacing /= 2 if is_long_enough else 1
         return contour, epsilon
@@ -327,7 +319,8 @@ class TiltedLosses:
     def _terms(self, saddle: float, positions: FloatArray) -> _Contour:
         """Return the terms at s = saddle (1 + i sinh(position) + bend (cosh(position) - 1))."""
         moments = self._moments(saddle)
-        bend = _BEND * moments.rise if self.is_removed else 0.0
+        # slope of the path over that of the path of the noise, measured against integrals with 30 digits
+        bend = 0.4 * moments.rise if self.is_removed else 0.0
         points = saddle * (1 + 1j * np.sinh(positions) + bend * (np.cosh(positions) - 1))
         direction = saddle * (np.cosh(positions) - 1j * bend * np.sinh(positions))
         logs = moments.logs(1 + points) if self.is_removed else moments.logs(-points.conj()).conj()
@@ -345,9 +338,9 @@ class TiltedLosses:
         """Return a point near the saddle, epsilon there, and the spread of the terms around it."""
         at, factor, best = 1e-6, 4.0, (0.0, 0.0)
         while factor > 1.02:
-            found = self._saddle_delta(at * factor)
-            if found[0] >= log_delta:
-                at, best = at * factor, found[1:]
+            candidate = self._saddle_delta(at * factor)
+            if candidate[0] >= log_delta:
+                at, best = at * factor, candidate[1:]
             else:
                 factor = math.sqrt(factor)
         return at, max(best[0], 0.0), best[1]
@@ -359,7 +352,8 @@ class TiltedLosses:
         mean = self.num_steps * (first if self.is_removed else -first)
         epsilon = mean - 1 / saddle - 1 / (1 + saddle)
         curvature = self.num_steps * second + saddle**-2 + (1 + saddle) ** -2
-        if not (curvature > 0 and math.isfinite(epsilon) and saddle * moments.reach < _MOST_PHASE):
+        # beyond this phase of the terms, a smaller saddle point needs fewer points
+        if not (curvature > 0 and math.isfinite(epsilon) and saddle * moments.reach < 500.0):
             return -math.inf, 0.0, 0.0
         log_delta = self.num_steps * value - saddle * epsilon - math.log(saddle * (1 + saddle))
         return log_delta - 0.5 * math.log(2 * math.pi * curvature), epsilon, curvature * saddle**2

@@ -14,19 +14,12 @@ from dpaudit._types import FloatArray
 from dpaudit.accounting._epsilon import cubic, training_epsilon
 from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.accounting._pld import composed
-from dpaudit.stats.tradeoffs import Gaussian, TradeOff
-from dpaudit.stats.tradeoffs._attack import Attack, sampled_attack
-from dpaudit.stats.tradeoffs._families import approximate_fnr
-from dpaudit.stats.tradeoffs._piecewise import lower_hull
+from dpaudit.stats.tradeoffs import Attack, Gaussian, TradeOff, approximate_fnr, lower_hull, sampled_attack
 
-_NEIGHBORS = np.array([[-1], [0], [1]])  # around the line expected to be highest: rounding may err by one
-_NUM_LINES = 800
 _STEP = 1 / 12  # distance in ln(parameter) between computed curves, with cubic interpolation in between
 _SAFETY = 2e-4  # relative margin on mu: several times the error of that interpolation (tested)
 _EDGE = 1e-12  # the smallest error rate that is interpolated
 _LEAST = 1e-9
-_RANGE = 20  # the number of curves considered below the leakiest point
-_LARGEST_RATIO = 1e150  # its square is a number
 _LEAKIEST = 50.0
 
 
@@ -117,7 +110,7 @@ class SubsampledGaussian(TradeOff):
         if a target is beyond it.
         """
         # far below the largest, the exact parameter does not matter and 0 is returned
-        lowest = max(math.floor(guesses.min() - 8), math.floor(guesses.max()) - _RANGE)
+        lowest = max(math.floor(guesses.min() - 8), math.floor(guesses.max()) - 20)
         highest = min(math.ceil(guesses.max() + 4), math.floor(math.log(_LEAKIEST) / _STEP))
         highest = max(highest, lowest + 5)
         first = min(max(math.floor(guesses.min()) - 1, lowest), highest - 5)
@@ -134,7 +127,8 @@ class SubsampledGaussian(TradeOff):
     def _clt_guess(self, mu: FloatArray) -> FloatArray:
         """Invert the central limit theorem: mu_total = rate sqrt(steps (exp(mu^2) - 1))."""
         with np.errstate(over="ignore"):
-            ratio = np.minimum(mu / self.sample_rate, _LARGEST_RATIO)
+            # the square of 1e150 is a number
+            ratio = np.minimum(mu / self.sample_rate, 1e150)
         return np.sqrt(np.log1p(ratio**2 / self.num_steps))
 
     def _levels(self, fpr: FloatArray, first: int, last: int) -> FloatArray:
@@ -173,12 +167,12 @@ def _equivalent_mu(fpr: FloatArray, fnr: FloatArray) -> FloatArray:
 def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> LineEnvelope:
     """Return lines at evenly spaced epsilons from 0 to where delta vanishes: slopes grow geometrically."""
     directions = composed(noise, sample_rate, num_steps)
-    largest = max(one.epsilon(1e-12) for one in directions)
+    largest = max(losses.epsilon(1e-12) for losses in directions)
     if not 0 < largest < math.inf:
-        largest = max(*(one.epsilon(1e-9) for one in directions), 1e-6)
+        largest = max(*(losses.epsilon(1e-9) for losses in directions), 1e-6)
     # e^700 is about the steepest slope a float can represent; omitting lines only makes the curve leakier
-    epsilons = np.linspace(0.0, min(largest, 700.0), _NUM_LINES)
-    deltas = np.max([one.deltas(epsilons) for one in directions], axis=0)
+    epsilons = np.linspace(0.0, min(largest, 700.0), 800)
+    deltas = np.max([losses.deltas(epsilons) for losses in directions], axis=0)
     return LineEnvelope.of(epsilons, deltas)
 
 
@@ -190,7 +184,7 @@ def _paper_curve(
     directions = composed(noise, sample_rate, num_steps)
     lowest = math.log(line_delta / (1 - line_delta))
     deltas = special.expit(np.linspace(lowest, -lowest, num_lines))
-    epsilons = np.asarray([max(one.epsilon(delta) for one in directions) for delta in deltas])
+    epsilons = np.asarray([max(losses.epsilon(delta) for losses in directions) for delta in deltas])
     return LineEnvelope.of(epsilons, deltas)
 
 
@@ -220,6 +214,9 @@ class LineEnvelope:
         last = self._epsilons.size - 1
         steep = last - np.searchsorted(self._steep_ends, fpr)
         flat = np.searchsorted(self._flat_ends, fpr)
-        near = np.clip(np.concatenate([line[None] + _NEIGHBORS for line in (steep, flat)]), 0, last)
+        # rounding may err by one around the line expected to be highest
+        near = np.clip(
+            np.concatenate([line[None] + np.array([[-1], [0], [1]]) for line in (steep, flat)]), 0, last
+        )
         highest: FloatArray = approximate_fnr(self._epsilons[near], self._deltas[near], fpr).max(axis=0)
         return highest

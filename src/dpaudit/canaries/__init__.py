@@ -27,19 +27,20 @@ from dpaudit.canaries._inputs import (
     unseen_indices,
 )
 from dpaudit.canaries._mixture import Mixture
-from dpaudit.canaries._randomness import Coins, Draws, fresh_seed
+from dpaudit.canaries.plan import STEPS_AT_ONCE, CanaryCoins, CanaryPlan, fresh_seed
 
 __all__ = [
     "SHAPES",
+    "STEPS_AT_ONCE",
     "Adversarial",
     "Blank",
+    "CanaryCoins",
     "CanaryLabels",
-    "Coins",
+    "CanaryPlan",
     "Constant",
     "Crafted",
     "Dirac",
     "Directions",
-    "Draws",
     "GradientCanary",
     "HeldOutExamples",
     "InputCanary",

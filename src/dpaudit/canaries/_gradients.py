@@ -203,8 +203,8 @@ class GradientCanary(ABC):
 
     def lengths(self, directions: Directions) -> FloatArray:
         """Return the norm of each canary in clipping norms, before clipping."""
-        found = directions.lengths
-        return np.full(directions.num_canaries, self.scale) if found is None else found
+        lengths = directions.lengths
+        return np.full(directions.num_canaries, self.scale) if lengths is None else lengths
 
     @property
     def places_per_canary(self) -> int:
@@ -220,7 +220,7 @@ class GradientCanary(ABC):
         """Return the number of the directions in step ``index``; equal numbers have equal directions."""
         return index if self.moving else index % self.num_variants
 
-    def num_uncounted(self, num_canaries: int) -> int:  # noqa: ARG002
+    def num_excluded(self, num_canaries: int) -> int:  # noqa: ARG002
         """Return how many canaries, the last ones, are too short to count for the bound."""
         return 0
 
@@ -234,7 +234,7 @@ class GradientCanary(ABC):
             return num_steps
         return sum(map(self.is_counted, range(num_steps)))
 
-    def may_join(self, index: int, num_canaries: int) -> BoolArray | None:  # noqa: ARG002
+    def eligible(self, index: int, num_canaries: int) -> BoolArray | None:  # noqa: ARG002
         """Return which canaries may be present in step ``index``; None if all may."""
         return None
 

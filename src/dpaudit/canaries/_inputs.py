@@ -175,7 +175,7 @@ def unseen_indices(held_out: Iterable[int], seen: set[int]) -> IntArray:
 
     Data sets contain duplicates, so an example can be held out and trained on.
     """
-    is_new = np.array([one not in seen for one in held_out])
+    is_new = np.array([digest not in seen for digest in held_out])
     if not is_new.any():
         raise InputError(
             f"Expected held-out examples that are not used for training, but all {is_new.size} are."

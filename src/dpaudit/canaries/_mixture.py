@@ -24,12 +24,10 @@ from dpaudit.canaries._gradients import (
     SharedPlaces,
 )
 
-_NUM_PLANS = 12  # a multiple of the number of spread shapes
 _PERIOD, _WITHOUT, _SHORT_ONLY = 16, 7, 15  # steps; which of them have no canary, and only short ones
 _SHORT, _JUST_SHORTER = 0.5, 0.95  # in clipping norms
 _JUST_LONGER, _LONG, _HUGE = 1.5, 1e3, 1e6
 _MAX_SPREAD = 64  # canaries; also the places of each in one parameter, so that their cost is bounded
-_MAX_DENSE = 64  # parameters that one plan spreads canaries over
 _SHARE_SPREAD, _SHARE_SHORT = 4, 6  # every fourth canary is spread, every sixth of these is short
 _SINGLE, _DENSE, _BLOCK, _ROW = range(len(SHAPES))
 _FEW = 2**14  # coordinates, all of which can be shuffled
@@ -68,9 +66,10 @@ class Mixture(GradientCanary):
 
     @property
     def num_variants(self) -> int:
-        return _NUM_PLANS
+        # a multiple of the number of spread shapes
+        return 12
 
-    def num_uncounted(self, num_canaries: int) -> int:
+    def num_excluded(self, num_canaries: int) -> int:
         return round(_num_spread(num_canaries) / _SHARE_SHORT) if self.short else 0
 
     def is_counted(self, index: int) -> bool:
@@ -80,12 +79,12 @@ class Mixture(GradientCanary):
         whole, rest = divmod(num_steps, _PERIOD)
         return whole * super().num_counted(_PERIOD) + super().num_counted(rest)
 
-    def may_join(self, index: int, num_canaries: int) -> BoolArray | None:
+    def eligible(self, index: int, num_canaries: int) -> BoolArray | None:
         if self.is_counted(index):
             return None
         may = np.zeros(num_canaries, dtype=np.bool_)
         if index % _PERIOD == _SHORT_ONLY:
-            may[num_canaries - self.num_uncounted(num_canaries) :] = True
+            may[num_canaries - self.num_excluded(num_canaries) :] = True
         return may
 
     def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
@@ -121,7 +120,7 @@ class Mixture(GradientCanary):
         )
         # steps that have short ones only are odd, and so are their variants
         short = _SHORT if variant % 2 else _JUST_SHORTER
-        lengths[num_canaries - self.num_uncounted(num_canaries) :] = short
+        lengths[num_canaries - self.num_excluded(num_canaries) :] = short
         return lengths
 
 
@@ -157,13 +156,13 @@ def _single_places(
     covered = np.sort(used[(np.arange(min(count, used.size)) + variant * count) % used.size])
     first = starts[covered] + rng.integers(0, sizes[covered])
     others = rng.permutation(total) if total <= _FEW else rng.choice(total, 4 * count, shuffle=False)
-    found = np.concatenate([first, others])
-    found = found[np.sort(np.unique(found, return_index=True)[1])]
-    owners = np.searchsorted(starts, found, side="right") - 1
+    places = np.concatenate([first, others])
+    places = places[np.sort(np.unique(places, return_index=True)[1])]
+    owners = np.searchsorted(starts, places, side="right") - 1
     if not is_crowded:
         fits = _rank_within(owners) < _room(sizes)[owners]
-        found, owners = found[fits], owners[fits]
-    return found[:count], owners[:count]
+        places, owners = places[fits], owners[fits]
+    return places[:count], owners[:count]
 
 
 def _rank_within(groups: IntArray) -> IntArray:
@@ -183,13 +182,13 @@ def _spread(
     if shape == _ROW and sum(len(places) for _, places in groups) < count:  # too few or too short rows
         shape, groups = _BLOCK, list(_groups(taken, layout, _BLOCK, count, rng))
     order = rng.permutation(count)  # of the codes, so that canaries of any length meet all of them
-    parts, owners = [], np.full(count, -1)
+    blocks, owners = [], np.full(count, -1)
     for (parameter, places), canaries in zip(groups, _assigned(groups, order, shape), strict=True):
         signs = rng.integers(0, 2, (len(places), 1)) * 2.0 - 1.0
-        parts.append(np.zeros((len(places), count)))
-        parts[-1][:, canaries] = _codes(len(places))[:, : canaries.size] * signs / len(places) ** 0.5
+        blocks.append(np.zeros((len(places), count)))
+        blocks[-1][:, canaries] = _codes(len(places))[:, : canaries.size] * signs / len(places) ** 0.5
         owners[canaries] = -1 if shape == _DENSE else parameter
-    values, places = np.concatenate(parts), np.concatenate([found for _, found in groups])
+    values, places = np.concatenate(blocks), np.concatenate([group for _, group in groups])
     values /= np.linalg.norm(values, axis=0)
     chosen = np.flatnonzero(values.any(axis=1))
     chosen = chosen[np.argsort(places[chosen])]
@@ -221,10 +220,11 @@ def _groups(
     starts = np.cumsum(sizes) - sizes
     numbers = rng.permutation(np.flatnonzero(sizes > 1))
     if shape != _ROW:
-        for number in numbers[:_MAX_DENSE]:
+        # more parameters would take longer in every step
+        for number in numbers[:64]:
             yield int(number), _free(starts[number], int(sizes[number]), taken, rng)
         return
-    matrices = [one for one in numbers if len(layout.shapes[one]) > 1][:count]
+    matrices = [number for number in numbers if len(layout.shapes[number]) > 1][:count]
     for number in matrices:
         rows = layout.shapes[number][0]
         width = int(sizes[number]) // rows
@@ -238,9 +238,9 @@ def _groups(
 def _free(first: int, size: int, taken: IntArray, rng: np.random.Generator) -> IntArray:
     """Draw free places from a range of coordinates: as many as possible, but a power of two."""
     if size > _FEW:  # most are free
-        found = np.unique(first + rng.integers(0, size, 4 * _MAX_SPREAD))
+        places = np.unique(first + rng.integers(0, size, 4 * _MAX_SPREAD))
     else:
-        found = np.arange(first, first + size)
+        places = np.arange(first, first + size)
     inside = taken[np.searchsorted(taken, first) : np.searchsorted(taken, first + size)]
-    found = rng.permutation(np.setdiff1d(found, inside, assume_unique=True))
-    return np.sort(found[: _power_of_two(min(found.size, _MAX_SPREAD))])
+    places = rng.permutation(np.setdiff1d(places, inside, assume_unique=True))
+    return np.sort(places[: _power_of_two(min(places.size, _MAX_SPREAD))])

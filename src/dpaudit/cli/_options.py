@@ -9,7 +9,7 @@ import typer
 
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.errors import InputError
-from dpaudit.stats._observations import ONE_RUN, RUN, STEP
+from dpaudit.stats import ONE_RUN, RUN, STEP
 
 _CLAIM = "Claim"
 

@@ -34,12 +34,12 @@ from dpaudit.stats import (
     Plan,
     Power,
     Verdict,
+    plain,
     plan_canaries,
     plan_steps,
     smallest_leak,
+    unrefuted,
 )
-from dpaudit.stats._bound import plain
-from dpaudit.stats._result import unrefuted
 
 _METHODS: tuple[Inference, ...] = (ClopperPearson(), JointExact(), Betting())
 _Found = TypeVar("_Found")

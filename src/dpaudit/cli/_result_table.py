@@ -12,9 +12,7 @@ from rich.text import Text
 from dpaudit import _validate
 from dpaudit.accounting import SubsampledGaussian
 from dpaudit.cli._console import print_labelled, print_table, slim_table
-from dpaudit.stats import Bound, Estimate, Kind, Power, ThresholdRule, Verdict
-from dpaudit.stats._counts import Guesses
-from dpaudit.stats._result import ClaimPart, summary
+from dpaudit.stats import Bound, ClaimPart, Estimate, Guesses, Kind, Power, ThresholdRule, Verdict, summary
 
 _Values: TypeAlias = Mapping[str, Any]
 

@@ -38,9 +38,7 @@ from dpaudit.cli._options import ClaimOptions
 from dpaudit.cli._result_table import print_examined
 from dpaudit.errors import InputError
 from dpaudit.methods import examine, is_large
-from dpaudit.stats import Observations
-from dpaudit.stats._observations import chunks, is_on_disk
-from dpaudit.stats._roc_band import require_higher_is_present
+from dpaudit.stats import Observations, chunks, is_on_disk, require_higher_is_present
 
 
 @dataclass(frozen=True)

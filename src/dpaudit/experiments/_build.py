@@ -59,10 +59,10 @@ from dpaudit.training import (
     Diagnose,
     EndToEnd,
     FlipAndCrop,
-    Mechanism,
     OneRun,
     Optimizer,
-    Sampling,
+    PrivateSum,
+    Sampler,
     Training,
     TwoBatches,
     initialize,
@@ -252,13 +252,13 @@ def _optimizer(config: OptimizerConfig) -> Optimizer:
     return SGD(**values) if isinstance(config, SgdConfig) else Adam(**values)
 
 
-def _sampling(training: TrainingConfig, resolved: Resolved) -> Sampling | None:
+def _sampling(training: TrainingConfig, resolved: Resolved) -> Sampler | None:
     """Return the faulty sampling that a config requests; None for correct sampling."""
     shuffled = isinstance(training.fault, ShuffledBatchesConfig)
     return ShuffledBatches(resolved.sample_rate) if shuffled else None
 
 
-def mechanism_of(training: TrainingConfig, resolved: Resolved) -> Mechanism | None:
+def mechanism_of(training: TrainingConfig, resolved: Resolved) -> PrivateSum | None:
     """Return the faulty mechanism that a config requests; None for the correct one."""
     fault = training.fault
     if fault is None or isinstance(fault, ShuffledBatchesConfig):

@@ -23,10 +23,7 @@ from dpaudit.errors import DpauditError, IncompleteError, InputError, quoted, sa
 from dpaudit.experiments._run_analysis import RETRIED, THRESHOLD_RULES, RunAnalysis, StoredScores, analyze
 from dpaudit.experiments._seal import require_checksum
 from dpaudit.methods import REVERSED
-from dpaudit.stats import Bound, Power, Verdict
-from dpaudit.stats._bound import number
-from dpaudit.stats._result import unrefuted, verdict_sentence
-from dpaudit.stats._serialization import SCHEMA_VERSION
+from dpaudit.stats import SCHEMA_VERSION, Bound, Power, Verdict, number, unrefuted, verdict_sentence
 
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-6  # other machines and versions of SciPy round differently
 _SMALL = "delta", "p_value", "adjusted"  # keys of numbers that may be much smaller

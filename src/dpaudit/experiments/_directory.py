@@ -40,7 +40,7 @@ from dpaudit.experiments._seal import (
 )
 from dpaudit.experiments._verification import PROVENANCE, Verified, verify_finished
 from dpaudit.experiments.config import Config
-from dpaudit.stats._serialization import SCHEMA_VERSION
+from dpaudit.stats import SCHEMA_VERSION
 from dpaudit.training import Training
 
 _ARRAY = "numpy array"  # key that marks a tensor as a converted array

@@ -27,8 +27,7 @@ from dpaudit.experiments.black_box import FinalModel, ManyRuns, run_many
 from dpaudit.experiments.config import Config, EndToEndConfig, ManyRunsConfig, PaperConfig
 from dpaudit.methods import examine
 from dpaudit.recording import WholeRunRecorder
-from dpaudit.stats import TradeOff
-from dpaudit.stats._serialization import SCHEMA_VERSION
+from dpaudit.stats import SCHEMA_VERSION, TradeOff
 from dpaudit.training import OneRun
 
 _SHARED = (

@@ -25,6 +25,8 @@ from dpaudit.errors import InputError
 from dpaudit.methods import MethodComparison, examine
 from dpaudit.recording._whole_run import WHOLE_RUN_RULE
 from dpaudit.stats import (
+    RUN,
+    STEP,
     ApproximateDP,
     Betting,
     Bound,
@@ -35,14 +37,16 @@ from dpaudit.stats import (
     Simultaneous,
     ThresholdRule,
     TradeOff,
+    audit_recorded,
+    audit_untuned,
+    default_method,
+    guessed_p_value,
     lower_bound,
     one_run_bound,
     one_run_fdp_bound,
+    plain,
+    split_by_coins,
 )
-from dpaudit.stats._audit import audit_recorded, audit_untuned, default_method
-from dpaudit.stats._bound import plain
-from dpaudit.stats._observations import RUN, STEP, split_by_coins
-from dpaudit.stats._one_run import guessed_p_value
 
 SCORE_FILES: Final = {
     "scores": "f",
@@ -196,7 +200,7 @@ class StoredScores:
         # as in the score log of a recorder
         if (canary := self._gradients) is not None:
             steps = [index for index in range(len(scores)) if canary.is_counted(index)]
-            width = scores.shape[1] - canary.num_uncounted(scores.shape[1])
+            width = scores.shape[1] - canary.num_excluded(scores.shape[1])
             scores, present = scores[steps, :width], present[steps, :width]
         Observations.from_presence(scores, present)  # raises unless coins are fair and scores finite
         return split_by_coins(scores, present, normalized=True, coupled=self.is_coupled)

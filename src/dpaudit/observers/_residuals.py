@@ -17,7 +17,7 @@ from dpaudit.canaries import Directions
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import as_numpy
 from dpaudit.recording import Recorder
-from dpaudit.stats._result import PRIVACY
+from dpaudit.stats import PRIVACY
 
 _MAX_SCALE = 1.5  # times the claim: more is plausible only with very few coordinates
 _MIN_SCORES = 20  # per canary: the mean of fewer is too uncertain

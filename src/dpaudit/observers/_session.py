@@ -15,7 +15,7 @@ from typing import Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from dpaudit._types import BoolArray
 from dpaudit.accounting import Claim
-from dpaudit.canaries import Directions, Draws, GradientCanary, Mixture, ParameterLayout, fresh_seed
+from dpaudit.canaries import CanaryPlan, Directions, GradientCanary, Mixture, ParameterLayout, fresh_seed
 from dpaudit.diagnostics import BatchRecord, NoiseCheck, ObservedStep, RunCheck, SumRecord
 from dpaudit.errors import InputError
 from dpaudit.recording import (
@@ -117,7 +117,7 @@ class AuditedSteps:
     The directions of canaries are drawn once for each variant and kept.
     """
 
-    def __init__(self, plan: Draws, layout: Callable[[], ParameterLayout]) -> None:
+    def __init__(self, plan: CanaryPlan, layout: Callable[[], ParameterLayout]) -> None:
         self.plan, self._layout = plan, layout
         self._directions: dict[int, Directions] = {}
         self.recorder: Recorder
@@ -177,7 +177,7 @@ def observe_library(
     ``checks`` are tested besides those of noise, sums and batches. The other arguments are as for the
     observers of supported libraries.
     """
-    audited = AuditedSteps(Draws(canary, num_canaries, fresh_seed(seed)), lambda: library.layout)
+    audited = AuditedSteps(CanaryPlan(canary, num_canaries, fresh_seed(seed)), lambda: library.layout)
     given = DPSGDParams(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
     )

@@ -17,7 +17,7 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.accounting import Claim
-from dpaudit.canaries import Directions, Draws, GradientCanary, Mixture, ParameterLayout, fresh_seed
+from dpaudit.canaries import CanaryPlan, Directions, GradientCanary, Mixture, ParameterLayout, fresh_seed
 from dpaudit.diagnostics import BatchRecord, Leaves, NoiseCheck, ObservedStep
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import (
@@ -53,7 +53,7 @@ OTHERS_REPLACED = (
     f"other gradients were replaced by zeros: their sum did not look like one of clipped ones; {_NO_BATCHES}"
 )
 _STEP_CLAIM = "claim=..., such as Claim.gaussian(noise_multiplier=..., delta=...) for one step"
-_OWN_NOISE, _POSITIONS = 3, 5  # purposes of random streams, besides those of Draws and of native audits
+_OWN_NOISE, _POSITIONS = 3, 5  # purposes of random streams, besides those of CanaryPlan and of native audits
 _NUM_CANARIES = 64
 _ROWS_COMPILED = 16  # a step that JAX compiles has a multiple of this number of rows
 
@@ -100,7 +100,7 @@ def observe_step(
     'VIOLATION'
     """
     num_examples, num_parameters = require_rows(gradients)
-    draws = Draws(canary, _number(num_canaries, canary, num_parameters), fresh_seed(seed))
+    draws = CanaryPlan(canary, _number(num_canaries, canary, num_parameters), fresh_seed(seed))
 
     def observed(known: Any, uncovered: str) -> Recorder:
         positions, has_zeros = draws.rng(0, _POSITIONS), not as_numpy(known).any()
@@ -163,7 +163,7 @@ def _run_steps(
     max_grad_norm: float,
     batch_size: float | None,
     num_steps: int,
-    draws: Draws,
+    draws: CanaryPlan,
     layout: ParameterLayout,
     leaves: Leaves | None,
     confidence: float,
@@ -244,7 +244,7 @@ def _fitting(layout: ParameterLayout, gradients: Any) -> ParameterLayout:
 class _DrawnCanaries:
     """The canaries of all steps, and those of the current one as rows with an entry for each parameter."""
 
-    def __init__(self, draws: Draws, layout: ParameterLayout) -> None:
+    def __init__(self, draws: CanaryPlan, layout: ParameterLayout) -> None:
         self._draws, self._layout = draws, layout
         self._drawn: dict[int, Directions] = {}
         size = draws.num_canaries, layout.num_parameters
@@ -342,7 +342,7 @@ def observe_loss_step(
         max_grad_norm=max_grad_norm,
         batch_size=batch_size,
         num_steps=num_steps,
-        draws=Draws(canary, number, fresh_seed(seed)),
+        draws=CanaryPlan(canary, number, fresh_seed(seed)),
         confidence=confidence,
         tests=tests,
         callbacks=callbacks,

@@ -28,8 +28,7 @@ from dpaudit.pytest_plugin._session import AuditCall, AuditSession
 from dpaudit.pytest_plugin._summary import UnderpoweredWarning, mark_incomplete, note, note_error
 from dpaudit.recording import ArrivalError, Recorder, TrainingInfo, WholeRunRecorder
 from dpaudit.recording._joint_verdict import ScoreSummary, SupportsDiagnose, claimed_noise
-from dpaudit.stats import Result, Verdict
-from dpaudit.stats._result import PRIVACY
+from dpaudit.stats import PRIVACY, Result, Verdict
 
 AnyRecorder = Recorder | WholeRunRecorder
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -16,8 +16,7 @@ from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, InputCanary
 from dpaudit.errors import InputError
 from dpaudit.recording._signal_and_noise import UntestedError
-from dpaudit.stats import Gaussian, TradeOff
-from dpaudit.stats._result import DEFAULT, GIVEN, READ
+from dpaudit.stats import DEFAULT, GIVEN, READ, Gaussian, TradeOff
 
 T = TypeVar("T")
 _MISSING = {

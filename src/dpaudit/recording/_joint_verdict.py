@@ -375,7 +375,7 @@ def _signals(
     """Return the mean score excess of present canaries: those on one coordinate, and spread ones."""
     count = scores.shape[1]
     if facts and isinstance(facts.canary, GradientCanary):  # short ones arrive as they are
-        counted = count - facts.canary.num_uncounted(count)
+        counted = count - facts.canary.num_excluded(count)
         scores, present = scores[:, :counted], present[:, :counted]
     narrow = facts.canary.num_narrow(count) if facts and isinstance(facts.canary, Mixed) else 0
     if narrow == 0:

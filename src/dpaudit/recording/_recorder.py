@@ -37,10 +37,20 @@ from dpaudit.recording._signal_and_noise import (
     require_resumable,
 )
 from dpaudit.recording._trajectory import LiveBound, PlacedBets, RunBets, ShownBounds, Trajectory
-from dpaudit.stats import Inference, Observations, Result, TradeOff
-from dpaudit.stats._audit import audit_recorded, audit_untuned
-from dpaudit.stats._coins import CoinCheck
-from dpaudit.stats._observations import STEP, as_flags, plain_array, scale_notes, split_by_coins
+from dpaudit.stats import (
+    STEP,
+    CoinCheck,
+    Inference,
+    Observations,
+    Result,
+    TradeOff,
+    as_flags,
+    audit_recorded,
+    audit_untuned,
+    plain_array,
+    scale_notes,
+    split_by_coins,
+)
 
 _PEEKS = 100  # number of times that the bound of a run of known length is computed
 _UNPLANNED_EVERY = 50  # each number of steps needs an epsilon of its own, which is not cheap

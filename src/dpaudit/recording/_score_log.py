@@ -26,7 +26,7 @@ from dpaudit.diagnostics._data_tests import StepEnergies
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import FrozenValue
 from dpaudit.recording._signal_and_noise import LengthMoments
-from dpaudit.stats._observations import as_mask
+from dpaudit.stats import as_mask
 
 _SCORE_BYTES = 2 * (8 + 1)  # a score and its presence, as recorded and as joined for the audit
 
@@ -137,7 +137,7 @@ class ScoreLog:
         return self._canaries is None or self._canaries.canary.is_counted(index)
 
     def _num_uncounted(self, num_canaries: int) -> int:
-        return 0 if self._canaries is None else self._canaries.canary.num_uncounted(num_canaries)
+        return 0 if self._canaries is None else self._canaries.canary.num_excluded(num_canaries)
 
     def moments(self) -> list[LengthMoments]:
         """Return the moments of present and absent scores, for each length of canaries apart."""
@@ -222,8 +222,8 @@ class ScoreLog:
         canary, num_canaries = self._canaries.canary, self.scores[0].size
         kinds = np.zeros(len(self), dtype=np.int64)
         for index in range(len(self)):
-            may_join = canary.may_join(index, num_canaries)
-            kinds[index] = 0 if may_join is None else 2 if may_join.any() else 1
+            eligible = canary.eligible(index, num_canaries)
+            kinds[index] = 0 if eligible is None else 2 if eligible.any() else 1
         return StepEnergies.of(*self._stacked(), kinds)
 
     def _batches(self) -> list[CanaryBatch]:

@@ -16,8 +16,7 @@ import numpy as np
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics import RunCheck
 from dpaudit.errors import InputError
-from dpaudit.stats._one_run import GuessDesign
-from dpaudit.stats._power import AuditDesign
+from dpaudit.stats import AuditDesign, GuessDesign
 
 _Check = TypeVar("_Check")
 _ROUNDING = 1e-3  # in clipping norms

@@ -19,13 +19,19 @@ from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource
-from dpaudit.stats import Betting, Bound, Fixed, Inference, Predictable, ThresholdRule, TradeOff
-from dpaudit.stats._counts import StepErrors, StepScores
-from dpaudit.stats._result import Hypothesis
-from dpaudit.stats.inference import BoundQuery
-from dpaudit.stats.inference._betting import StepBets
-from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
-from dpaudit.stats.inference._tails import FarRates, far_rates
+from dpaudit.stats import (
+    Betting,
+    Bound,
+    Fixed,
+    Hypothesis,
+    Inference,
+    Predictable,
+    StepErrors,
+    StepScores,
+    ThresholdRule,
+    TradeOff,
+)
+from dpaudit.stats.inference import AdvantageBets, BoundQuery, FarRates, StepBets, StopLosses, far_rates
 
 _NUM_POINTS = 60  # more cannot be distinguished in a plot
 _MANY_GUESSES = 1000  # how many guesses of a step to expect; the bets learn it within a few steps

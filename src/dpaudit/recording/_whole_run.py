@@ -12,8 +12,7 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._provenance import now
 from dpaudit._types import BoolArray, FloatArray
-from dpaudit.accounting import Claim, SubsampledGaussian
-from dpaudit.accounting._log_ratios import log_ratio_attack
+from dpaudit.accounting import Claim, SubsampledGaussian, log_ratio_attack
 from dpaudit.diagnostics import Diagnosis, ObservedStep, RunCheck
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, FrozenValue, GivenClaim, ReadClaim, TrainingInfo
@@ -26,6 +25,8 @@ from dpaudit.recording._signal_and_noise import (
 )
 from dpaudit.recording._trajectory import LiveBound
 from dpaudit.stats import (
+    RUN,
+    AuditDesign,
     BestOf,
     Bound,
     Fixed,
@@ -33,12 +34,13 @@ from dpaudit.stats import (
     Observations,
     Result,
     Simultaneous,
+    as_flags,
+    as_mask,
+    audit_recorded,
     one_run_fdp_bound,
+    plain_array,
 )
-from dpaudit.stats._audit import audit_recorded
-from dpaudit.stats._observations import RUN, as_flags, as_mask, plain_array
-from dpaudit.stats._power import AuditDesign
-from dpaudit.stats.tradeoffs._attack import Attack
+from dpaudit.stats.tradeoffs import Attack
 
 # Sampling faults need most of the error probability; too little noise is detected with less.
 WHOLE_RUN_RULE = BestOf((Fixed(0.0), Simultaneous()), (0.8, 0.2))

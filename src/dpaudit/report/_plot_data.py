@@ -24,21 +24,21 @@ from dpaudit.stats import (
     Betting,
     Bound,
     ErrorCounts,
+    ErrorRatePlane,
     Fixed,
     Gaussian,
+    Hypothesis,
     Laplace,
     Observations,
     PureDP,
     RandomizedResponse,
+    StepScores,
     TradeOff,
+    number,
+    plain,
 )
-from dpaudit.stats._bound import number, plain
-from dpaudit.stats._counts import StepScores
-from dpaudit.stats._result import Hypothesis
-from dpaudit.stats._roc_band import ErrorRatePlane
-from dpaudit.stats.inference import BoundQuery
-from dpaudit.stats.inference._tails import far_rates
-from dpaudit.stats.thresholds._rules import predictable_bets
+from dpaudit.stats.inference import BoundQuery, far_rates
+from dpaudit.stats.thresholds import predictable_bets
 
 _BINS = 48
 _NO_OUTLIERS = 200  # up to this many scores per side, the plot covers all of them

@@ -24,8 +24,7 @@ from dpaudit.recording import Trajectory
 from dpaudit.report._plot_data import Histogram
 from dpaudit.report._run import METHODS_HEADER, MethodBound, Run, method_row
 from dpaudit.report._svg import WIDTH, AxisScale, Canvas, figure, key, number, table
-from dpaudit.stats import Kind, RocBand
-from dpaudit.stats._roc_band import ErrorRatePlane
+from dpaudit.stats import ErrorRatePlane, Kind, RocBand
 
 _DASHES = ("one", "two", "three", "four")  # classes of lines, one per compared run
 _BAR_HEIGHT = 24  # including the space around a bar

@@ -23,10 +23,22 @@ from dpaudit.experiments._seal import check_seal, require_checksum
 from dpaudit.experiments._verification import PROVENANCE, remarks_on
 from dpaudit.report._plot_data import PlotData, drawable, rebuilt_hypothesis
 from dpaudit.report._run import ClaimSummary, MethodBound, Run, flattened, printable
-from dpaudit.stats import Bound, Estimate, Kind, Observations, Power, Verdict
-from dpaudit.stats._bound import LARGEST, number
-from dpaudit.stats._result import MECHANISM, OTHER_MECHANISM, PRIVACY, ClaimPart, verdict_sentence
-from dpaudit.stats._serialization import SCHEMA_VERSION
+from dpaudit.stats import (
+    LARGEST,
+    MECHANISM,
+    OTHER_MECHANISM,
+    PRIVACY,
+    SCHEMA_VERSION,
+    Bound,
+    ClaimPart,
+    Estimate,
+    Kind,
+    Observations,
+    Power,
+    Verdict,
+    number,
+    verdict_sentence,
+)
 
 _LONGEST_TEXT = 10_000  # characters
 _LARGEST_INTEGER = 2**63

@@ -14,8 +14,10 @@ from dpaudit.diagnostics._diagnosis import findings_sentence
 from dpaudit.report._plot_data import PlotData
 from dpaudit.report._svg import number
 from dpaudit.stats import (
+    PRIVACY,
     ApproximateDP,
     Bound,
+    ClaimPart,
     ErrorCounts,
     Estimate,
     Kind,
@@ -23,10 +25,10 @@ from dpaudit.stats import (
     Power,
     Result,
     Verdict,
+    errors_line,
+    plain,
 )
-from dpaudit.stats._bound import plain
-from dpaudit.stats._result import PRIVACY, ClaimPart, errors_line
-from dpaudit.stats._result import summary as result_summary
+from dpaudit.stats import summary as result_summary
 
 
 @dataclass(frozen=True, kw_only=True)

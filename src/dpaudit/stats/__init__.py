@@ -1,18 +1,60 @@
-"""Statistics of audits: from scores to bounds and verdicts. Requires only numpy and scipy."""
+"""Statistics of audits: from scores to bounds and verdicts. Requires only numpy and scipy.
+
+Users import from :mod:`dpaudit`. The other names are what authors of trade-offs, inferences and threshold
+rules extend, what recorders use (``audit_recorded``, ``split_by_coins``, ``CoinCheck``, ``AuditDesign``), and
+what reports write and read (``SCHEMA_VERSION``, ``plain``, ``number``, ``summary``, ``verdict_sentence``).
+"""
 
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.stats._audit import audit, lower_bound
+from dpaudit.stats._audit import audit, audit_recorded, audit_untuned, default_method, guesses_of, lower_bound
 from dpaudit.stats._binomial import Region, plausible_counts
-from dpaudit.stats._bound import Bound
-from dpaudit.stats._counts import ErrorCounts, Guesses
+from dpaudit.stats._bound import LARGEST, Bound, number, plain
+from dpaudit.stats._coins import CoinCheck
+from dpaudit.stats._counts import ErrorCounts, Guesses, StepErrors, StepScores, count
 from dpaudit.stats._coverage import Coverage, coverage, ideal_observations, tally
 from dpaudit.stats._estimate import Estimate, Interval, Shape
-from dpaudit.stats._observations import Observations
-from dpaudit.stats._one_run import one_run_bound, one_run_fdp_bound
+from dpaudit.stats._observations import (
+    ONE_RUN,
+    RUN,
+    STEP,
+    Observations,
+    as_flags,
+    as_mask,
+    chunks,
+    is_on_disk,
+    plain_array,
+    require_finite,
+    scale_notes,
+    split_by_coins,
+)
+from dpaudit.stats._one_run import (
+    GuessDesign,
+    guessed_p_value,
+    one_run_bound,
+    one_run_fdp_bound,
+    too_many_correct,
+)
 from dpaudit.stats._planning import Leak, Plan, plan_canaries, plan_observations, plan_steps, smallest_leak
-from dpaudit.stats._power import Power
-from dpaudit.stats._result import Result, Verdict
-from dpaudit.stats._roc_band import RocBand
+from dpaudit.stats._power import AuditDesign, Power
+from dpaudit.stats._result import (
+    DEFAULT,
+    GIVEN,
+    MECHANISM,
+    OTHER_MECHANISM,
+    PRIVACY,
+    READ,
+    Claimed,
+    ClaimPart,
+    Hypothesis,
+    Result,
+    Verdict,
+    errors_line,
+    summary,
+    unrefuted,
+    verdict_sentence,
+)
+from dpaudit.stats._roc_band import ErrorRatePlane, RocBand, require_higher_is_present
+from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.stats.inference import (
     Betting,
     BoundQuery,
@@ -48,22 +90,40 @@ from dpaudit.stats.tradeoffs import (
 )
 
 __all__ = [
+    "DEFAULT",
+    "GIVEN",
+    "LARGEST",
+    "MECHANISM",
+    "ONE_RUN",
+    "OTHER_MECHANISM",
+    "PRIVACY",
+    "READ",
+    "RUN",
+    "SCHEMA_VERSION",
+    "STEP",
     "ApproximateDP",
+    "AuditDesign",
     "BestOf",
     "Betting",
     "Bound",
     "BoundQuery",
+    "ClaimPart",
+    "Claimed",
     "ClopperPearson",
+    "CoinCheck",
     "CountInference",
     "Coverage",
     "ErrorCounts",
+    "ErrorRatePlane",
     "Estimate",
     "ExactInference",
     "Fixed",
     "FloatArray",
     "Gaussian",
+    "GuessDesign",
     "Guesses",
     "HeldOut",
+    "Hypothesis",
     "Inference",
     "IntArray",
     "Interval",
@@ -87,21 +147,45 @@ __all__ = [
     "SameData",
     "Shape",
     "Simultaneous",
+    "StepErrors",
+    "StepScores",
     "Tails",
     "ThresholdResult",
     "ThresholdRule",
     "TradeOff",
     "Verdict",
+    "as_flags",
+    "as_mask",
     "audit",
+    "audit_recorded",
+    "audit_untuned",
+    "chunks",
+    "count",
     "coverage",
+    "default_method",
+    "errors_line",
+    "guessed_p_value",
+    "guesses_of",
     "ideal_observations",
+    "is_on_disk",
     "lower_bound",
+    "number",
     "one_run_bound",
     "one_run_fdp_bound",
+    "plain",
+    "plain_array",
     "plan_canaries",
     "plan_observations",
     "plan_steps",
     "plausible_counts",
+    "require_finite",
+    "require_higher_is_present",
+    "scale_notes",
     "smallest_leak",
+    "split_by_coins",
+    "summary",
     "tally",
+    "too_many_correct",
+    "unrefuted",
+    "verdict_sentence",
 ]

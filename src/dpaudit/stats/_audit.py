@@ -52,14 +52,8 @@ from dpaudit.stats.thresholds import (
 )
 from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
-_FEW = 10  # below this size, a held-out part is too small to choose a threshold
-_TAILED = 100  # below this size, scores show too little of their tails to spend error on them
-_MANY = 50  # from this size on, bands beat a held-out part where the threshold matters
-_GIVEN = "the threshold for the counts was chosen before seeing the data"
 _ONLY_SCORES = "where the scores come from is not tested: neither the noise nor the sampling nor the code"
-_DEPENDENT = "The scores of one run may be dependent, which an estimate of the noise does not account for."
 _MOST_GUESSES = 100_000  # the bound on them takes a minute
-_SAME_DATA = "the error rate is unknown: the threshold was chosen on the counted data"
 
 
 @_validate.without_epsilon("claim=..., such as Claim.approximate_dp(epsilon=..., delta=...)")
@@ -149,7 +143,9 @@ def _audit_guesses(
         bound_p_value=partial(guessed_p_value, guesses, hypothesis.tradeoff),
         notes=scale_notes(observations),
         observations=observations,
-        no_estimate=_DEPENDENT,
+        no_estimate=(
+            "The scores of one run may be dependent, which an estimate of the noise does not account for."
+        ),
         not_covered=(_ONLY_SCORES,),
     )
 
@@ -293,9 +289,9 @@ def _assumptions(
     texts = [query.tradeoff.assumption(query.delta), inference.assumption(observations, is_fixed=is_fixed)]
     texts.append(observations.design if isinstance(observations, Observations) else ALIKE)
     if threshold is None:
-        texts.append(_GIVEN)
+        texts.append("the threshold for the counts was chosen before seeing the data")
     if isinstance(threshold, SameData):
-        texts.append(_SAME_DATA)
+        texts.append("the error rate is unknown: the threshold was chosen on the counted data")
     return tuple(text for text in texts if text)
 
 
@@ -338,7 +334,8 @@ def _rule(observations: Observations, tradeoff: TradeOff, inference: Inference |
     few = min(observations.with_canary.size, observations.without_canary.size)
     # violations of (eps, delta)-DP appear in the tails, so the position of the threshold matters
     tails = isinstance(tradeoff, ApproximateDP | PureDP)
-    bands = few < _FEW or (tails and few >= _MANY)
+    # below 10, a held-out part is too small to choose on; from 50 on, bands beat one where tails matter
+    bands = few < 10 or (tails and few >= 50)
     if bands and isinstance(inference, RankInference | None):
         return Simultaneous()
     return HeldOut(0.2 if tails else 0.1)
@@ -346,15 +343,16 @@ def _rule(observations: Observations, tradeoff: TradeOff, inference: Inference |
 
 def fixed_rule(size: int, *, is_stepped: bool, inference: Inference | None) -> ThresholdRule:
     """Return the midpoint; the tails of ``size`` one-dimensional scores per side get a tenth of the error."""
-    if is_stepped or size < _TAILED or not isinstance(inference, RankInference | None):
+    # fewer scores show too little of their tails to spend error on them
+    if is_stepped or size < 100 or not isinstance(inference, RankInference | None):
         return Fixed(0.5)
     return BestOf((Fixed(0.5), Tails()), (0.9, 0.1))
 
 
 def _inference(observations: Observations, rule: ThresholdRule) -> Inference:
     rules = rule.known_rules if isinstance(rule, BestOf) else [rule]
-    counted = any(isinstance(one, Simultaneous | Tails) for one in rules)  # of all scores, not of steps
-    bet = any(isinstance(one, Predictable) for one in rules)
+    counted = any(isinstance(rule, Simultaneous | Tails) for rule in rules)  # of all scores, not of steps
+    bet = any(isinstance(rule, Predictable) for rule in rules)
     return Betting() if bet or (observations.is_stepped and not counted) else JointExact()
 
 

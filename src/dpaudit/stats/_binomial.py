@@ -9,9 +9,8 @@ import numpy as np
 from scipy import special
 
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.stats._rootfinding import falling_root
+from dpaudit.stats.rootfinding import falling_root
 
-_TABLE = 1 << 20  # the largest sample size whose log-factorials are cached
 _DEVIATIONS = 8.0  # how far sums over counts extend: they omit less than 1e-14
 
 
@@ -75,7 +74,8 @@ def binomial_pmf(trials: int, rate: float) -> tuple[int, FloatArray]:
 
 
 def _log_choose(trials: int, start: int, stop: int) -> FloatArray:
-    if trials <= _TABLE:
+    # larger tables are not cached
+    if trials <= (1 << 20):
         return _log_choose_table(trials)[start:stop]
     # one log-beta, then ratios of neighbors: much cheaper than one log-beta per count
     counts = np.arange(start, stop - 1)

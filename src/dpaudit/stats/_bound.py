@@ -119,12 +119,12 @@ def number(values: Mapping[str, Any], name: str, *, low: float = 0.0, high: floa
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise _refused(name, f"to be a number in [{low:g}, {high:g}]", value)
     try:
-        found = float(value)
+        result = float(value)
     except OverflowError:  # an integer too large for a float
-        found = math.inf
-    if math.isinf(found):
+        result = math.inf
+    if math.isinf(result):
         raise _refused(name, "to be a finite number", value)
-    return found
+    return result
 
 
 def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -135,15 +135,17 @@ def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _counts(values: Mapping[str, Any]) -> ErrorCounts | Guesses:
-    found = values.get("counts")
-    if not isinstance(found, Mapping):
-        raise _refused("counts", "to be an object", found)
-    kind = ErrorCounts if "false_positives" in found else Guesses
-    known: dict[str, Any] = {one.name: found[one.name] for one in fields(kind) if one.name in found}
+    counts = values.get("counts")
+    if not isinstance(counts, Mapping):
+        raise _refused("counts", "to be an object", counts)
+    kind = ErrorCounts if "false_positives" in counts else Guesses
+    arguments: dict[str, Any] = {
+        field.name: counts[field.name] for field in fields(kind) if field.name in counts
+    }
     try:
-        return kind(**known)
+        return kind(**arguments)
     except TypeError as error:
-        raise _refused("counts", f"to have the fields of {kind.__name__}", dict(found)) from error
+        raise _refused("counts", f"to have the fields of {kind.__name__}", dict(counts)) from error
 
 
 def _kind(values: Mapping[str, Any]) -> Kind:
@@ -154,10 +156,12 @@ def _kind(values: Mapping[str, Any]) -> Kind:
 
 
 def _texts(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    found = values.get(name)
-    if not isinstance(found, list) or not all(isinstance(one, str) and len(one) <= _LONGEST for one in found):
-        raise _refused(name, f"to be a list of strings of at most {_LONGEST:,} characters", found)
-    return tuple(found)
+    texts = values.get(name)
+    if not isinstance(texts, list) or not all(
+        isinstance(text, str) and len(text) <= _LONGEST for text in texts
+    ):
+        raise _refused(name, f"to be a list of strings of at most {_LONGEST:,} characters", texts)
+    return tuple(texts)
 
 
 def _refused(name: str, expected: str, value: object) -> InputError:

@@ -22,7 +22,6 @@ from dpaudit.errors import InputError
 
 FAIR = "the presence of each canary was decided by an independent fair coin"  # listed as an assumption
 _SHARES = 1.0, 1 / 8  # of the steps or canaries that a predictor takes for predictable; others are fair
-_SELDOM_HALF = 0.9  # the same, for steps of which exactly half is present
 # All bets together refuse fair coins with a probability below 2 ** -6 for up to 144 coins, and 2 ** -30 from
 # 720 on; two of them have limits of their own, below.
 _LEAST_BITS, _MOST_BITS, _COINS_PER_BIT = 6.0, 30.0, 24
@@ -33,15 +32,13 @@ _CAUTIOUS_BITS, _FEW_STEPS = 13.0, 5
 _HALF_BITS = 13.0
 # A constant canary with scores far from those of others is enough for a false alarm, by bets on far scores.
 _CONSTANT_BITS = 10.0
-_CONSTANT_SHARES = 1 / 2, 1 / 8, 1 / 32  # of the canaries that may be constant
-_HASH = 0x9E3779B97F4A7C15  # an odd number; its multiples, mixed, are the weights of a hash
 _AT_ONCE = 64  # steps that are hashed together
 
 
 class _Predictor(NamedTuple):
     share: float  # of the initial wealth
     bits: float  # the logarithm of the factor by which the share has grown
-    found: str  # what it predicts
+    prediction: str
 
 
 class CoinCheck:
@@ -109,7 +106,7 @@ each step, got the same canaries in every one of 20 steps...
         self._extreme = max(self._extreme, (float(bits[worst]), f"{counts[worst]:,} of {size:,}"))
         half = np.abs(2 * counts - size) <= size % 2
         gain = size - size % 2 - _log2_binomial(size, size // 2)
-        for i, share in enumerate((1.0, _SELDOM_HALF)):
+        for i, share in enumerate((1.0, 0.9)):
             self._halves[i] += _mixed(np.where(half, gain, -np.inf), share).sum()
 
     def _look_up(self, present: BoolArray) -> None:
@@ -136,14 +133,15 @@ each step, got the same canaries in every one of 20 steps...
         best = max(self._predictors(), key=lambda one: math.log2(one.share) + one.bits)
         raise InputError(
             "Expected an independent fair coin to decide the presence of each canary in each step, got "
-            f"{best.found}.{ask and ' '}{ask}"
+            f"{best.prediction}.{ask and ' '}{ask}"
         )
 
     def wealth(self) -> float:
         """Return the wealth of all predictors, in bits."""
         if not self.num_steps:
             return 0.0
-        return float(np.logaddexp2.reduce([math.log2(one.share) + one.bits for one in self._predictors()]))
+        bits = [math.log2(predictor.share) + predictor.bits for predictor in self._predictors()]
+        return float(np.logaddexp2.reduce(bits))
 
     def _predictors(self) -> Iterator[_Predictor]:
         steps, size = self.num_steps, self._num_canaries
@@ -171,17 +169,18 @@ each step, got the same canaries in every one of 20 steps...
         """Bet that one canary, or each of them with some probability, is always present or always absent."""
         constant = int(np.count_nonzero((self._per_canary == 0) | (self._per_canary == self.num_steps)))
         won, others = self.num_steps - 1, self._num_canaries - constant
-        found = [won + math.log2(constant / self._num_canaries) if constant else -math.inf]
-        for share in _CONSTANT_SHARES:
+        bits = [won + math.log2(constant / self._num_canaries) if constant else -math.inf]
+        # shares of the canaries that may be constant
+        for share in (1 / 2, 1 / 8, 1 / 32):
             both = constant * np.logaddexp2(math.log2(share) + won, math.log2(1 - share))
-            found.append(float(both) + others * math.log2(1 - share))
-        return float(np.logaddexp2.reduce(found)) - math.log2(len(found))
+            bits.append(float(both) + others * math.log2(1 - share))
+        return float(np.logaddexp2.reduce(bits)) - math.log2(len(bits))
 
     def _change_bits(self, changes: int, number: int) -> Iterator[tuple[float, str]]:
         """Bet that coins stay the same, or change, from one step to the next."""
         steps, size = self.num_steps - 1, self._num_canaries
-        found = f"{changes:,} changes of {number:,} from one step to the next"
-        yield float(_frequency_bits(np.array([changes]), number)[0]), found
+        text = f"{changes:,} changes of {number:,} from one step to the next"
+        yield float(_frequency_bits(np.array([changes]), number)[0]), text
         columns = _frequency_bits(self._changes, steps)
         for share in (1.0, 1 / size):
             yield float(_mixed(columns, share).sum()), "coins of a canary that depend on the step before"
@@ -222,10 +221,10 @@ def _required_bits(num_coins: int) -> float:
     return min(max(num_coins / _COINS_PER_BIT, _LEAST_BITS), _MOST_BITS)
 
 
-def _shared(share: float, found: Sequence[tuple[float, str]]) -> Iterator[_Predictor]:
+def _shared(share: float, bets: Sequence[tuple[float, str]]) -> Iterator[_Predictor]:
     """Yield predictors with equal parts of this share."""
-    for bits, text in found:
-        yield _Predictor(share / len(found), float(bits), text)
+    for bits, text in bets:
+        yield _Predictor(share / len(bets), float(bits), text)
 
 
 def _frequency_bits(counts: IntArray, number: int) -> FloatArray:
@@ -252,7 +251,8 @@ def _log2_binomial(number: int, counts: IntArray | int) -> FloatArray:
 
 def _hash_weights(start: int, count: int) -> npt.NDArray[np.uint64]:
     """Return well-mixed 64-bit numbers (SplitMix64), one per step."""
-    mixed = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_HASH)
+    # multiples of an odd number, mixed
+    mixed = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return mixed ^ (mixed >> np.uint64(31))

@@ -13,8 +13,6 @@ from dpaudit.stats._coins import require_fair_share
 from dpaudit.stats._identifiers import as_ids, joined_presence
 from dpaudit.stats._observations import Observations, as_mask, chunks, plain_array, require_finite
 
-_TIES = 0x71E5  # the seed of the order of equal scores
-
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorCounts:
@@ -126,8 +124,8 @@ class StepScores:
     ) -> StepScores:
         """Return only the scores, steps x canaries, at most at the low or above the high end."""
         low, high = interval
-        kept = np.nonzero((scores <= low) | (scores > high))
-        scores, is_present, step = scores[kept], present[kept], kept[0]
+        outside = np.nonzero((scores <= low) | (scores > high))
+        scores, is_present, step = scores[outside], present[outside], outside[0]
         is_absent = ~is_present
         sides = (scores[is_absent], step[is_absent], scores[is_present], step[is_present])
         return cls(*sides, len(present), by_coin)
@@ -277,7 +275,7 @@ class Guesses:
         if _validate.whole("num_guesses", num_guesses, low=0) > values.size:
             raise InputError(f"Expected num_guesses={num_guesses} to be at most {values.size}.")
         # not by position: canaries are often listed by presence, which equal scores must not reveal
-        shuffled = np.random.default_rng([_TIES, values.size]).permutation(values.size)
+        shuffled = np.random.default_rng([0x71E5, values.size]).permutation(values.size)
         order = shuffled[np.argsort(values[shuffled], kind="stable")]
         low = num_guesses // 2
         high = num_guesses - low

@@ -29,15 +29,9 @@ _MOST_GROUPS = 1 << 10  # of consecutive steps, whose sums are in memory
 # If the scores of a step share one draw, the error of the deviation follows from squares of few draws, which
 # have heavy tails. With a fifth of the degrees of freedom, intervals missed in at most 5.4 % of 4,000 runs.
 _HEAVY = 5
-_LONGEST_REACH = 300.0  # whose hyperbolic sine is finite
-_NO_SPREAD = 1e-9  # of a standard deviation that is rounding error
 _PIECE = 1 << 15  # scores whose powers fit into the second-level cache
-_CERTAIN = 3.3  # standard errors of a shape that is called not normal: one in a thousand by randomness alone
-_TOLERABLE = 0.1  # skewness and excess kurtosis that change the width of intervals by less than 3 %
-_PRECISE = 0.01  # relative width of an interval from which on four digits are shown
 _INTERVALS = "noise_multiplier", "noise_ratio", "epsilon"
 _NO_SCORES = "The scores are not part of this result."
-_NOT_GAUSSIAN = "The effective noise is estimated only for observations of Gaussian noise."
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ class Interval:
         """Return number and interval in words, or only the lower end if there is no upper one."""
         if math.isinf(self.high):
             return f"at least {self.low:.3g}{unit}"
-        digits = 3 if self.high - self.low > _PRECISE * self.value else 4
+        digits = 3 if self.high - self.low > 0.01 * self.value else 4
         return f"{self.value:.{digits}g}{unit} [{self.low:.{digits}g}, {self.high:.{digits}g}]"
 
 
@@ -122,7 +116,11 @@ class Estimate:
         )
         source = None if sums.has_few_steps else roc
         estimate = partial(cls, confidence=confidence, is_stepped=sums.is_stepped, roc_source=source)
-        missing = sums.missing if isinstance(tradeoff, Gaussian) else _NOT_GAUSSIAN
+        missing = (
+            sums.missing
+            if isinstance(tradeoff, Gaussian)
+            else "The effective noise is estimated only for observations of Gaussian noise."
+        )
         if missing is not None:
             return estimate(missing=missing)
         shape = sums.shape()
@@ -293,7 +291,8 @@ class ScoreSums:
                 "Canaries share steps, so scores may depend on each other: an estimate of the noise needs at "
                 f"least {_MIN_STEPS} steps, got {self.gaps.size}."
             )
-        has_spread = self.deviation > _NO_SPREAD * abs(self.difference)
+        # a smaller deviation is rounding error
+        has_spread = self.deviation > 1e-9 * abs(self.difference)
         if not (has_spread and 0 < float(self.powers[4].sum()) < math.inf):
             return "The scores do not spread like noise: they are all alike, or too large or small."
         return None
@@ -316,7 +315,8 @@ class ScoreSums:
             varied = steps * np.cov(self.gaps / self.deviation, logs)
             signal, cross = max(signal, float(varied[0, 0])), float(varied[0, 1])
             scale = max(scale, float(varied[1, 1]) * (heavy / quantile) ** 2)
-        reach, shift = min(quantile * math.sqrt(scale), _LONGEST_REACH), cross / scale
+        # the hyperbolic sine of 300 is finite
+        reach, shift = min(quantile * math.sqrt(scale), 300.0), cross / scale
         error = math.sqrt(max(signal - 2 * cross * ratio + scale * ratio**2, 0.0) / scale)
         middle, half = shift + (ratio - shift) * math.cosh(reach), error * math.sinh(reach)
         return Interval(ratio, middle - half, middle + half)
@@ -331,7 +331,8 @@ class ScoreSums:
         is_normal = True
         for moment, effect, variance in effects:
             squares = max(variance * size, float(effect @ effect) if self.is_stepped else 0.0)
-            is_normal &= abs(moment) <= max(_TOLERABLE, _CERTAIN * math.sqrt(squares) / size)
+            # moments that change intervals by less than 3 %, or that chance explains once in a thousand times
+            is_normal &= abs(moment) <= max(0.1, 3.3 * math.sqrt(squares) / size)
         return Shape(skewness, kurtosis, is_normal)
 
 

@@ -21,7 +21,7 @@ def as_ids(name: str, ids: ArrayLike, size: int) -> IdArray:
     try:
         array = np.asarray(ids)
         if not isinstance(ids, np.ndarray) or array.dtype == object:  # numpy turns 1 and "a" into "1" and "a"
-            words = {isinstance(one, str) for one in np.asarray(ids, dtype=object).flat}
+            words = {isinstance(identifier, str) for identifier in np.asarray(ids, dtype=object).flat}
             array = np.asarray(array.tolist())
     except ValueError:  # rows of different lengths
         raise InputError(f"Expected {name} to be a one-dimensional array of integers or strings.") from None
@@ -72,7 +72,7 @@ def _require_once(name: str, ids: IdArray) -> None:
 def _first(ids: IdArray) -> str:
     """Return the first few identifiers, for an error message."""
     more = f" and {ids.size - _FEW:,} more" if ids.size > _FEW else ""
-    return ", ".join(repr(one)[:_LONGEST] for one in ids[:_FEW].tolist()) + more
+    return ", ".join(repr(identifier)[:_LONGEST] for identifier in ids[:_FEW].tolist()) + more
 
 
 def require_twice(ids: IdArray) -> None:

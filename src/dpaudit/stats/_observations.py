@@ -26,8 +26,6 @@ from dpaudit.stats._identifiers import as_ids, joined_presence, require_twice
 
 # Notes on scores that are not normalized: the material difference, and how unlikely it must be by chance.
 _MATERIAL, _STANDARD_ERRORS, _NOTE_RATE = 0.1, 6.0, 1e-7
-_FEW_MEANS = 10  # below this number of scores or steps, no note is given
-_SAMPLED_CHUNKS = 16  # of a file, for its mean
 # One megabyte of float32: a chunk stays in the second-level cache while it is checked and compared.
 _CHUNK = 1 << 18
 # What a score is of; the values are listed as assumptions, like FAIR.
@@ -39,10 +37,6 @@ SCORES_OF = {
 }
 ALIKE = "the canary is the only difference between the observations with and without it"
 PAIRED = "each canary was scored with and without it, and it is the only difference between the two draws"
-_OTHER_DESIGNS = (
-    "If each canary was scored with and without it in every step, pass paired=True; for other designs, pass "
-    "the scores with and without the canary separately."
-)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,8 +140,8 @@ class Observations:
         >>> joined.with_canary, joined.with_ids
         (array([0.9]), array(['b'], dtype='<U1'))
         """
-        for name, given in (("paired", paired), ("normalized", normalized), ("coupled", coupled)):
-            _validate.flag(name, given)
+        for name, value in (("paired", paired), ("normalized", normalized), ("coupled", coupled)):
+            _validate.flag(name, value)
         values = _as_scores("scores", scores)
         names = None if ids is None else as_ids("ids", ids, values.shape[-1])
         flags = plain_array("present", present)
@@ -157,7 +151,10 @@ class Observations:
         if values.ndim == 2:
             check = CoinCheck()
             check.add(mask)
-            check.require_fair(ask=_OTHER_DESIGNS)
+            check.require_fair(
+                ask="If each canary was scored with and without it in every step, pass paired=True; for "
+                "other designs, pass the scores with and without the canary separately."
+            )
         return split_by_coins(
             values, mask, names, normalized=normalized, coupled=coupled, scores_of=scores_of
         )
@@ -210,16 +207,16 @@ def split_by_coins(
     for side, name in ((present, "present"), (absent, "absent")):
         if not side.any():
             raise InputError(f"Expected at least one score with the canary {name}, got none.")
-    kept: dict[str, Any] = {"with_canary": scores[present], "without_canary": scores[absent]}
+    fields: dict[str, Any] = {"with_canary": scores[present], "without_canary": scores[absent]}
     if names is not None:
         names = np.broadcast_to(names, scores.shape)
-        kept |= {"with_ids": names[present], "without_ids": names[absent]}
+        fields |= {"with_ids": names[present], "without_ids": names[absent]}
     if scores.ndim == 2:
         steps, counts = np.arange(len(scores)), present.sum(axis=1)
-        kept |= {"with_steps": np.repeat(steps, counts), "coupled": coupled}
-        kept["without_steps"] = np.repeat(steps, scores.shape[1] - counts)
-        kept["_coins_were_checked"] = True
-    return Observations(**kept, normalized=normalized, scores_of=scores_of)
+        fields |= {"with_steps": np.repeat(steps, counts), "coupled": coupled}
+        fields["without_steps"] = np.repeat(steps, scores.shape[1] - counts)
+        fields["_coins_were_checked"] = True
+    return Observations(**fields, normalized=normalized, scores_of=scores_of)
 
 
 def _check_steps(observations: Observations) -> None:
@@ -421,7 +418,7 @@ def _mean_and_error(scores: ScoreArray, steps: IntArray | None) -> tuple[float, 
     with np.errstate(over="ignore", invalid="ignore"):  # of scores at the end of the range of floats
         sums, sizes = _sums(scores, steps)
         mean, number = float(sums.sum() / sizes.sum()), sums.size
-    if number < _FEW_MEANS or not math.isfinite(mean):
+    if number < 10 or not math.isfinite(mean):
         return mean, math.inf
     with np.errstate(over="ignore"):  # an infinite error says nothing about the mean
         squares = float(((sums - mean * sizes) ** 2).sum())
@@ -439,7 +436,7 @@ def _sums(scores: ScoreArray, steps: IntArray | None) -> tuple[FloatArray, Float
         sums: FloatArray = np.bincount(steps, weights=scores).astype(np.float64)
         sizes = np.bincount(steps).astype(np.float64)
         return sums[sizes > 0], sizes[sizes > 0]
-    read = np.concatenate([piece.astype(np.float64) for _, piece in islice(chunks(scores), _SAMPLED_CHUNKS)])
+    read = np.concatenate([piece.astype(np.float64) for _, piece in islice(chunks(scores), 16)])
     width = min(scores.shape[1] if scores.ndim == 2 else 1, read.size)
     sums = read[: read.size // width * width].reshape(-1, width).sum(axis=1)
     return sums, np.full(sums.size, float(width))

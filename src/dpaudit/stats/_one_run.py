@@ -16,22 +16,11 @@ from dpaudit.stats._binomial import binomial_cdf
 from dpaudit.stats._bound import Bound
 from dpaudit.stats._coins import FAIR
 from dpaudit.stats._counts import Guesses
-from dpaudit.stats._rootfinding import first_true_integer, last_true, smallest_error
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Kind
+from dpaudit.stats.rootfinding import first_true_integer, last_true, smallest_error
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 from dpaudit.stats.tradeoffs._attack import Attack
-
-_RUNS = 200, 1000  # fewest and most simulated runs
-_SIMULATED = 1_000_000  # canaries of all simulated runs
-_LEAKIEST = 1e3  # times the claim: nothing is hidden
-_LEAST_EFFICIENCY = 0.001  # of guesses; fewer correct ones show nothing
-
-_BEFORE = "the number of guesses was fixed before seeing the data"
-_RELEASE_ALONE = (
-    "which canaries were guessed, and the guesses, depend only on what the training run released, not on "
-    "which canaries were present"
-)
 
 
 def one_run_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -> Bound:
@@ -86,7 +75,13 @@ def _bound(
         threshold=None,
         counts=guesses,
         kind=Kind.CONFIDENCE,
-        assumptions=(*((assumed,) if assumed else ()), FAIR, _RELEASE_ALONE, _BEFORE),
+        assumptions=(
+            *((assumed,) if assumed else ()),
+            FAIR,
+            "which canaries were guessed, and the guesses, depend only on what the training run released, "
+            "not on which canaries were present",
+            "the number of guesses was fixed before seeing the data",
+        ),
     )
 
 
@@ -135,7 +130,8 @@ def smallest_guessed_leak(
 
     ``attack`` is that on a mechanism with a given parameter.
     """
-    if guess_detection_rate(attack(_LEAKIEST * claimed), guesses, fewest) < probability:
+    # nothing is hidden from a leak of 1,000 times the claim
+    if guess_detection_rate(attack(1e3 * claimed), guesses, fewest) < probability:
         return math.inf
     return claimed + last_true(
         lambda excess: guess_detection_rate(attack(claimed + excess), guesses, fewest) < probability,
@@ -155,8 +151,8 @@ class GuessDesign:
     normalized: bool = False
 
     def _refutes(self, claimed: float, num_correct: int) -> bool:
-        found = replace(self.guesses, num_correct=num_correct)
-        return too_many_correct(found, self.tradeoff, claimed, self.error_rate)
+        guesses = replace(self.guesses, num_correct=num_correct)
+        return too_many_correct(guesses, self.tradeoff, claimed, self.error_rate)
 
     def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:
         """Return the smallest parameter that such guesses would detect with this probability."""
@@ -192,7 +188,7 @@ def guess_efficiency(attack: Callable[[float], Attack], guesses: Guesses) -> flo
     def falls_short(share: float) -> bool:
         return share <= 1 and _simulated_correct(attack(share), guesses).mean() < guesses.num_correct
 
-    if not falls_short(_LEAST_EFFICIENCY):
+    if not falls_short(0.001):
         return 0.0
     return min(last_true(falls_short, 0.3, tolerance=0.02), 1.0)
 
@@ -204,7 +200,8 @@ def _simulated_correct(attack: Attack, guesses: Guesses) -> IntArray:
     are present: if those are far from half, some guesses are wrong even if the scores reveal everything.
     """
     rng, total = np.random.default_rng(4), guesses.num_canaries
-    shape = int(np.clip(_SIMULATED / total, *_RUNS)), total
+    # 200 to 1,000 runs, of a million canaries in all
+    shape = int(np.clip(1_000_000 / total, 200, 1000)), total
     present = rng.random(shape) < 0.5
     scores = np.where(present, attack.present_scores(rng.random(shape)), rng.standard_normal(shape))
     low = guesses.num_guesses // 2

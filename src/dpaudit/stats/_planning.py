@@ -12,17 +12,13 @@ from dpaudit.errors import InputError
 from dpaudit.stats._audit import fixed_rule, require
 from dpaudit.stats._power import AuditDesign, Power
 from dpaudit.stats._result import Claimed, Hypothesis
-from dpaudit.stats._rootfinding import first_true_integer, last_true
 from dpaudit.stats._simulated_bets import BettingPower
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference, JointExact
+from dpaudit.stats.rootfinding import first_true_integer, last_true
 from dpaudit.stats.tradeoffs import TradeOff
 
 _MOST = 10_000_000  # more would not be practical
 _MOST_SCORES = 250_000_000  # per side; with more, computing the power takes too long
-_MANY = 1000  # scores that may have tails
-_ROUNDS = 12  # of simulations until a size is known
-_CLOSE = 0.01
-_FEW = 32  # sizes up to which the smallest sufficient one is searched for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +256,8 @@ class _Planner:
         claimed, actual = self.hypothesis.parameter, leak.parameter
         if isinstance(self.inference, Betting):
             return self._enough_bets(leak, design, most)
-        if not design(_MANY).may_detect(claimed, actual):
+        # enough scores for tails
+        if not design(1000).may_detect(claimed, actual):
             return None
         index = first_true_integer(
             lambda i: design(_nth_size(i)).power(claimed, actual) >= leak.probability, 1, _size_index(most)
@@ -278,12 +275,12 @@ class _Planner:
             index = first_true_integer(lambda i: is_enough(_nth_size(i)), 1, _size_index(most))
             return None if index is None else _nth_size(index)
         size, tried = 1, set[int]()
-        while size not in tried and len(tried) < _ROUNDS:
+        while size not in tried and len(tried) < 12:
             tried.add(size)
             factor = BettingPower(design(size), claimed).size_factor(actual, leak.probability)
             needed = most if size * factor >= most else max(math.ceil(size * factor), 1)
-            size = needed if abs(needed - size) > _CLOSE * size else max(needed, size)
-        if size <= _FEW:
+            size = needed if abs(needed - size) > 0.01 * size else max(needed, size)
+        if size <= 32:
             return first_true_integer(is_enough, 1, min(2 * size, most))
         return None if size == most and not is_enough(size) else _nth_size(_size_index(size))
 

@@ -17,7 +17,6 @@ from dpaudit.stats._binomial import Region, plausible_rate
 from dpaudit.stats._bound import LARGEST, number, plain
 from dpaudit.stats._counts import ErrorCounts, StepErrors
 from dpaudit.stats._observations import Observations
-from dpaudit.stats._rootfinding import last_positive, last_true
 from dpaudit.stats._simulated_bets import BettingPower
 from dpaudit.stats.inference import (
     Betting,
@@ -28,21 +27,16 @@ from dpaudit.stats.inference import (
     JointExact,
 )
 from dpaudit.stats.inference._betting import StepBets
+from dpaudit.stats.rootfinding import last_positive, last_true
 from dpaudit.stats.thresholds import BestOf, Predictable, ThresholdRule
 from dpaudit.stats.tradeoffs._attack import MECHANISMS, Attack
 
 if TYPE_CHECKING:
     from dpaudit.stats._result import Hypothesis
 
-_IMPLAUSIBLE = 1e-3  # the error of the interval of plausible false positive rates
 # Ends of that interval are on a lattice of the logit, so that calls share regions: this many per unit, and
 # more for many scores, whose plausible rates are close together.
 _LOGITS, _ROOT_PER_LOGIT = 2, 64
-_MANY_COUNTS = 1_000_000  # from here on, only the last region is kept: it may have 50 MB for 10 million
-_INDEPENDENT = 0.25  # what several rules add to the best one, relative to independent rules (in simulations)
-_FIRST_STEPS = 64  # of an attack without errors, which mostly refute a claim
-_FULL_LENGTH = 0.995  # of canaries, which is printed if they are shorter
-_LEAST_EFFICIENCY = 0.001  # of an attack; one with less shows nothing
 
 
 @dataclass(frozen=True)
@@ -101,12 +95,12 @@ class AuditDesign:
                     num_present=num_present,
                     num_steps=num_steps,
                     inference=inference,
-                    rule=one,
+                    rule=shared_rule,
                     query=replace(query, error_rate=share * query.error_rate),
                     normalized=normalized,
                     by_coin=by_coin,
                 )
-                for one, share in shares
+                for shared_rule, share in shares
             )
             return replace(first, others=tuple(rest))
         left = replace(query, error_rate=rule.error(query.error_rate, num_absent))
@@ -133,7 +127,7 @@ class AuditDesign:
         def falls_short(share: float) -> bool:
             return share <= 1 and self.weakened(share).attack_on(claimed).auc() < auc
 
-        if not falls_short(_LEAST_EFFICIENCY):
+        if not falls_short(0.001):
             return 0.0
         return min(last_true(falls_short, 0.3, tolerance=1e-2), 1.0)
 
@@ -159,9 +153,9 @@ class AuditDesign:
         if isinstance(self.inference, ExactInference):
             return self._refutes_without_errors(claimed)
         # far fewer steps than those of a usual run are enough
-        first = min(self.num_steps, _FIRST_STEPS)
-        found = any(bets.parameter() > claimed for bets in self._perfect_bets(first))
-        return found or (first < self.num_steps and self.max_refutable() > claimed)
+        first = min(self.num_steps, 64)
+        refutes_early = any(bets.parameter() > claimed for bets in self._perfect_bets(first))
+        return refutes_early or (first < self.num_steps and self.max_refutable() > claimed)
 
     def _refutes_without_errors(self, claimed: float) -> bool:
         """Return whether the counts of an attack without errors refute ``claimed``.
@@ -202,10 +196,11 @@ class AuditDesign:
         the rule puts it. Several rules detect slightly more than the best of them, but much less than if they
         were independent, since they see the same scores.
         """
-        found = [self._power(claimed, actual), *(other.power(claimed, actual) for other in self.others)]
-        most = max(found)
-        independent = 1 - math.prod(1 - one for one in found)
-        return most + _INDEPENDENT * (independent - most)
+        powers = [self._power(claimed, actual), *(other.power(claimed, actual) for other in self.others)]
+        most = max(powers)
+        independent = 1 - math.prod(1 - power for power in powers)
+        # a quarter of what independent rules would add, as in simulations
+        return most + 0.25 * (independent - most)
 
     def _power(self, claimed: float, actual: float) -> float:
         if isinstance(self.inference, Betting):
@@ -219,8 +214,8 @@ class AuditDesign:
             return self.rule.detection_rate(attack, limits, self._sizes)
         fpr, fnr = self.operating_points(attack)
         region = self._refuting_region(claimed, fpr)
-        found = [min(region.probability(*rates), 1.0) for rates in zip(fpr, fnr, strict=True)]
-        return float(np.mean(found))
+        powers = [min(region.probability(*rates), 1.0) for rates in zip(fpr, fnr, strict=True)]
+        return float(np.mean(powers))
 
     def may_detect(self, claimed: float, actual: float) -> bool:
         """Return whether enough counts would refute ``claimed``: the errors are below the claimed curve."""
@@ -245,7 +240,7 @@ class AuditDesign:
     def _refuting_region(self, claimed: float, fpr: FloatArray) -> Region:
         """Return the refuting outcomes for all plausible counts; calls with similar rates share a region."""
         ends = [
-            plausible_rate(round(rate * self.num_absent), self.num_absent, _IMPLAUSIBLE)[end]
+            plausible_rate(round(rate * self.num_absent), self.num_absent, 1e-3)[end]
             for end, rate in enumerate((float(fpr.min()), float(fpr.max())))
         ]
         per_unit = max(_LOGITS, math.isqrt(self.num_absent) // _ROOT_PER_LOGIT)
@@ -258,7 +253,8 @@ class AuditDesign:
                 float(special.expit(high / per_unit)),
             )
             assert isinstance(self.inference, ExactInference)
-            if self.num_absent > _MANY_COUNTS:
+            # a region of 10 million counts may have 50 MB
+            if self.num_absent > 1_000_000:
                 self._regions.clear()
             self._regions[key] = self.inference.refuting_region(claimed, self._sizes, interval, self.query)
         return self._regions[key]
@@ -365,15 +361,15 @@ class Power:
             epsilon=hypothesis.epsilon(parameter),
             parameter=parameter,
             noise_factor=hypothesis.parameter / parameter if scales else None,
-            canary_length=length if length < _FULL_LENGTH else None,
+            canary_length=length if length < 0.995 else None,
             mechanism=hypothesis.tradeoff.attacked_mechanism,
             is_ideal=is_ideal,
             efficiency=efficiency,
         )
 
     def __str__(self) -> str:
-        found = f"would have been detected with {_validate.percent(self.probability)} probability"
-        text = f"no leak {found}" if math.isinf(self.parameter) else f"{self._leak} {found}"
+        detected = f"would have been detected with {_validate.percent(self.probability)} probability"
+        text = f"no leak {detected}" if math.isinf(self.parameter) else f"{self._leak} {detected}"
         if self.efficiency is not None:
             return (
                 f"shows {self.efficiency:.2g} of an ideal attack's signal, if the noise is as claimed; with "

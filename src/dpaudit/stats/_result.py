@@ -25,15 +25,11 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._one_run import GuessDesign
 from dpaudit.stats._power import AuditDesign, Power
 from dpaudit.stats._roc_band import ErrorRatePlane, observed_auc
-from dpaudit.stats._rootfinding import SMALLEST_ERROR
+from dpaudit.stats.rootfinding import SMALLEST_ERROR
 from dpaudit.stats.tradeoffs import TradeOff
 
 _TWICE = 2.0  # the multiple of the claimed epsilon that an audit must be able to detect
 PRIVACY, MECHANISM = "privacy", "mechanism"
-_NOT_PRIVACY = (
-    "The bound does not refute the claimed privacy, but the claimed epsilon was computed for a different "
-    "mechanism than the one that ran."
-)
 OTHER_MECHANISM = "The tests refute that this is the claimed mechanism."
 
 
@@ -59,7 +55,10 @@ def verdict_sentence(verdict: Verdict, refuted: Collection[str], condition: str 
     if verdict is not Verdict.VIOLATION:
         return str(verdict.value)
     if PRIVACY not in refuted:
-        return f"{OTHER_MECHANISM} {_NOT_PRIVACY}"
+        return (
+            f"{OTHER_MECHANISM} The bound does not refute the claimed privacy, but the claimed epsilon was "
+            "computed for a different mechanism than the one that ran."
+        )
     sentence = str(verdict.value) + (f" This holds if {condition}." if condition else "")
     return f"{sentence} {OTHER_MECHANISM}" if MECHANISM in refuted else sentence
 
@@ -272,7 +271,7 @@ class Result:
                 "epsilon": plain(self.claim.epsilon),
                 "delta": self.claim.delta,
                 "parameter": plain(self.hypothesis.parameter),
-                "parts": [part.to_dict() for part in self.claim.parts],
+                "parts": [number.to_dict() for number in self.claim.parts],
             },
             "bound": self.bound.to_dict(),
             "power": self.power.to_dict(),
@@ -302,12 +301,12 @@ def summary(
     of a violation.
     """
     lines = [("claim", claim)]
-    if any(part.source != GIVEN for part in parts):
+    if any(number.source != GIVEN for number in parts):
         lines.append(("claimed", ", ".join(map(str, parts))))
     lines += [("bound", bound.statement), ("method", bound.label)]
     lines += [] if p_value is None else [("p-value", p_value_line(p_value))]
     powers = (("power", power), ("this attack", attack_power))
-    return [*lines, *((label, str(one)) for label, one in powers if one is not None)]
+    return [*lines, *((label, str(stated)) for label, stated in powers if stated is not None)]
 
 
 def errors_line(bound: Bound, diagnosis: Diagnosis) -> str:

@@ -34,10 +34,8 @@ _MOST_POINTS = 1000  # of a stored ROC
 _ANGLES = np.linspace(-math.pi / 2, math.pi / 2, 17)[:, None]  # which shorten intervals by less than 0.5 %
 _SORTED = 1 << 16  # absent scores up to which every one is a threshold
 _BINS = 1 << 13  # thresholds for more scores,
-_REACH = 10.0  # in standard deviations around their mean
 _MOST_NUMBERS = _SORTED + 2  # of thresholds
 _PLANE_POINTS = 121  # of a drawn curve, at its ends and around the measured rates each
-_LEAKIEST = 500.0  # a parameter whose curve coincides with the axes
 # Scores that point the wrong way: how improbable they must be without a leak, on how many scores per side,
 # and from how many steps on their dependence can be estimated.
 _CERTAINLY_REVERSED, _SAMPLED, _ENOUGH_STEPS, _TINY = 1e-6, 1 << 18, 10, 1e-300
@@ -143,7 +141,7 @@ def _numbering(absent: ScoreArray, center: float, deviation: float) -> Callable[
     """Return a function to count thresholds below scores: the absent scores or, if many, edges of bins."""
     if absent.size <= _SORTED:
         return np.sort(np.array(absent), axis=None).searchsorted
-    reach = _REACH * deviation if 0 < deviation < math.inf else 1.0
+    reach = 10.0 * deviation if 0 < deviation < math.inf else 1.0
 
     def bins(scores: ScoreArray) -> IntArray:
         places = (scores - (center - reach)) * (_BINS / (2 * reach))
@@ -240,7 +238,8 @@ class ErrorRatePlane:
 
 
 def _curve(tradeoff: TradeOff, parameter: float, fpr: FloatArray) -> FloatArray:
-    return np.clip(np.nan_to_num(tradeoff.fnr(min(parameter, _LEAKIEST), fpr)), 0.0, 1.0)
+    # the curve of a parameter of 500 coincides with the axes
+    return np.clip(np.nan_to_num(tradeoff.fnr(min(parameter, 500.0), fpr)), 0.0, 1.0)
 
 
 def require_higher_is_present(observations: Observations, remedy: str) -> None:

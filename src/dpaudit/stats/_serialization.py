@@ -16,7 +16,6 @@ from typing import Any, Self
 from dpaudit.errors import InputError, quoted
 
 _KNOWN: dict[str, type[Serializable]] = {}
-_DEEPEST = 8  # levels of nested parts
 
 SCHEMA_VERSION = 2
 """The version of the schema of results in files and on standard output."""
@@ -51,10 +50,10 @@ class Serializable:
         >>> ThresholdRule.from_dict({"type": "Unheard", "size": 50})
         Unheard(size=50)
         """
-        found = _read(values, 0)
-        if not isinstance(found, cls | NamedPart):
+        restored = _read(values, 0)
+        if not isinstance(restored, cls | NamedPart):
             raise InputError(f"Expected the values of {cls.__name__}, got those of {values['type']}.")
-        return found
+        return restored
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +90,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Serializable):
         return value.to_dict()
     if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float) and math.isfinite(value):
@@ -101,24 +100,24 @@ def _plain(value: Any) -> Any:
 
 def _read(values: Any, depth: int) -> Any:
     """Restore objects of known types from the inside out; keep the fields of others."""
-    if not isinstance(values, Mapping) or not isinstance(values.get("type"), str) or depth > _DEEPEST:
+    if not isinstance(values, Mapping) or not isinstance(values.get("type"), str) or depth > 8:
         raise InputError(f"Expected an object with a type, got {quoted(values)}.")
     rest = {name: _field(value, depth) for name, value in values.items() if name != "type"}
     kind = _KNOWN.get(values["type"])
     if kind is None:
         return NamedPart(values["type"], tuple(rest.items()))
     try:
-        found = kind(**rest)
-        _ = repr(found), found.label  # fails if a field has the wrong type
+        restored = kind(**rest)
+        _ = repr(restored), restored.label  # fails if a field has the wrong type
     except InputError:
         raise
     # fields of another version, or edited ones
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"Expected the fields of {kind.__name__}, got {quoted(values)}.") from error
-    return found
+    return restored
 
 
 def _field(value: Any, depth: int) -> Any:
     if isinstance(value, Mapping):
         return _read(value, depth + 1)
-    return tuple(_field(one, depth) for one in value) if isinstance(value, list | tuple) else value
+    return tuple(_field(item, depth) for item in value) if isinstance(value, list | tuple) else value

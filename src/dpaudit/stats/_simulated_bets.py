@@ -16,7 +16,6 @@ import numpy as np
 from scipy import special, stats
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.stats._rootfinding import last_positive, last_true
 from dpaudit.stats.inference import Betting
 from dpaudit.stats.inference._stop_loss import (
     AIM,
@@ -30,29 +29,24 @@ from dpaudit.stats.inference._stop_loss import (
     wanted_growth,
 )
 from dpaudit.stats.inference._wealth import MAX_LOSS, Schedule
+from dpaudit.stats.rootfinding import last_positive, last_true
 from dpaudit.stats.thresholds import HeldOut, Predictable
-from dpaudit.stats.thresholds._placement import step_rates
+from dpaudit.stats.thresholds._base import step_rates
 from dpaudit.stats.tradeoffs._attack import Attack
 
 if TYPE_CHECKING:
     from dpaudit.stats._power import AuditDesign
 
 
-_MOST_STEPS = 2048  # of a simulated run
 # Below this number of steps, the distance of a bound from the mean of its run depends on that mean: margins
 # of one leak are wrong for another by up to 80 points of power. Detected runs are counted instead.
 _SHORT = 30
 _SHORT_RUNS = 400  # a standard error of 2 points
 _RUNS = 240, 400  # fewest and most simulated runs of longer ones; a standard error of 2 to 3 points
 _MOST_SIMULATED = 300_000  # steps of all runs
-_ROUNDS = 4  # of simulations until the leak is known
-_CLOSE = 0.06  # relative change of the excess of a leak at which the last simulation was close enough
 _LEAKIEST = 1e4
 _PRECISION = 0.02  # of the excess of a leak that is found by bisection
-_GROUPS = 8  # of runs with similar means
-_BANDS = 2  # of runs in a group with a similar distance to the target
 _REACH, _HALVINGS = 10.0, 11  # standard errors around the mean where a bound is looked for, and how long
-_NEAR_LIMIT = 0.75  # stakes above this fraction of the wealth are at a limit, which depends on the bet only
 
 
 @dataclass(frozen=True)
@@ -101,7 +95,7 @@ class SimulatedBets:
         growth = wanted_growth(self._logs(tested, start).sum(axis=1), target, length - start)
         bets = np.empty((3, tested.size))
         for group, choice in zip(groups, choices, strict=True):
-            for band in np.array_split(group[np.argsort(growth[group], kind="stable")], _BANDS):
+            for band in np.array_split(group[np.argsort(growth[group], kind="stable")], 2):
                 if band.size:
                     middle = band[band.size // 2]
                     bet = choice.best(float(tested[middle]), float(growth[middle]))
@@ -114,7 +108,7 @@ class SimulatedBets:
         numbers = np.arange(len(self._advantages))
         if start == 0:
             return [numbers]
-        return np.array_split(np.argsort(self._sums[:, start - 1], kind="stable"), _GROUPS)
+        return np.array_split(np.argsort(self._sums[:, start - 1], kind="stable"), 8)
 
     def _choice(self, group: IntArray, start: int) -> StakeChoice:
         past = self._advantages[group[group.size // 2], :start]
@@ -161,7 +155,7 @@ class SimulatedBets:
 
 def _stakes(bet: Bet, tested: float, ratios: FloatArray) -> FloatArray:
     """Return the stakes of runs that need the growth of this bet's run times ``ratios``."""
-    if bet.stake * (tested + bet.loss) > _NEAR_LIMIT:
+    if bet.stake * (tested + bet.loss) > 0.75:
         return np.full_like(ratios, bet.stake)
     return np.asarray(bet.stake * np.sqrt(ratios))
 
@@ -193,7 +187,7 @@ class BettingPower:
         assert isinstance(design.inference, Betting)
         self._design, self._betting, self._claimed = design, design.inference, claimed
         self._allowed = 1 - 2 * design.query.tradeoff.balanced_error(claimed)
-        self._num_steps = min(design.num_steps, _MOST_STEPS)
+        self._num_steps = min(design.num_steps, 2048)
         # one simulated step stands for several of a long run
         self._absent, self._present = design.per_step(self._num_steps)
         self._bets = self._bet_design(design.num_steps / self._num_steps)
@@ -245,11 +239,11 @@ class BettingPower:
             return self._bisected(probability)
         most = self._advantage(_LEAKIEST * max(self._claimed, 1.0))
         needed = self._first_guess()
-        for _ in range(_ROUNDS):
+        for _ in range(4):
             advantage = min(needed, (self._allowed + 9 * most) / 10)
             parameter = self._with_advantage(advantage)
             needed = advantage + needed_shift(*self._margins(parameter), probability)
-            if abs(needed - advantage) < _CLOSE * (advantage - self._allowed):
+            if abs(needed - advantage) < 0.06 * (advantage - self._allowed):
                 break
         return self._with_advantage(needed)
 

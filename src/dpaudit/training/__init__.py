@@ -10,7 +10,7 @@ try:
 except ImportError as _error:
     raise MissingExtraError("Training", "torch") from _error
 
-from dpaudit.training._mechanism import GaussianSum, Mechanism, PoissonSampling, Sampling
+from dpaudit.training._private_sum import GaussianSum, PoissonSampling, PrivateSum, Sampler
 from dpaudit.training._seeds import Seeds, generator, initialize
 from dpaudit.training._settings import DPSGD, SGD, Adam, Augmentation, Batch, FlipAndCrop, Optimizer
 from dpaudit.training._training import Hook, Step, Training, accuracy
@@ -29,11 +29,11 @@ __all__ = [
     "FlipAndCrop",
     "GaussianSum",
     "Hook",
-    "Mechanism",
     "OneRun",
     "Optimizer",
     "PoissonSampling",
-    "Sampling",
+    "PrivateSum",
+    "Sampler",
     "Seeds",
     "Step",
     "Training",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit import _validate
-from dpaudit.training._mechanism import GaussianSum, Mechanism, PoissonSampling, Sampling, Stateful
+from dpaudit.training._private_sum import GaussianSum, PoissonSampling, PrivateSum, Sampler, Stateful
 from dpaudit.training._seeds import Seeds, generators
 from dpaudit.training._settings import DPSGD, Batch
 from dpaudit.training.data._dataset import Dataset
@@ -114,8 +114,8 @@ class Training:
         seeds: Seeds | None = None,
         device: torch.device | str = "cpu",
         hooks: Sequence[Hook] = (),
-        sampling: Sampling | None = None,
-        mechanism: Mechanism | None = None,
+        sampling: Sampler | None = None,
+        mechanism: PrivateSum | None = None,
         expected_batch_size: float | None = None,
     ) -> None:
         _require_memory(data, settings, model)
@@ -128,7 +128,7 @@ class Training:
         self.num_done = 0
         self.loss = loss
         self._sampling = sampling or PoissonSampling(settings.sample_rate)
-        self._other_sampling: Sampling | None = None
+        self._other_sampling: Sampler | None = None
         self._mechanism = mechanism or GaussianSum.of(settings)
         # If the whole sum is not post-processed, gradients can be added to it at any time.
         self._adds_up = type(self._mechanism).finish is GaussianSum.finish

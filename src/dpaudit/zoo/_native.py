@@ -15,9 +15,9 @@ from dpaudit.training import (
     SGD,
     Diagnose,
     EndToEnd,
-    Mechanism,
     OneRun,
-    Sampling,
+    PrivateSum,
+    Sampler,
     Seeds,
     Training,
     initialize,
@@ -40,7 +40,7 @@ class NativeTraining:
     ``mechanism`` creates the broken mechanism; ``num_runs`` training runs are judged together.
     """
 
-    mechanism: Callable[..., Mechanism]
+    mechanism: Callable[..., PrivateSum]
     num_steps: int = 300
     num_runs: int = 1
     canary: GradientCanary = _DIRAC
@@ -93,7 +93,7 @@ class NativeTraining:
 class WholeTraining:
     """Four epochs on the digits with 9,000 canaries added; ``sampling`` creates the broken batches."""
 
-    sampling: Callable[[float], Sampling]
+    sampling: Callable[[float], Sampler]
     num_canaries: int = 9000
 
     def __call__(self, is_broken: bool, seed: int) -> Evidence:

@@ -22,9 +22,7 @@ from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError, MissingExtraError
 from dpaudit.methods import examine
 from dpaudit.recording import Recorder
-from dpaudit.stats import Fixed, Gaussian, Result, SameData
-from dpaudit.stats._audit import audit_recorded
-from dpaudit.stats._bound import plain
+from dpaudit.stats import Fixed, Gaussian, Result, SameData, audit_recorded, plain
 from dpaudit.zoo._entries import ENTRIES
 from dpaudit.zoo._entry import Entry, Evidence, Scores, checkpoints
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit._types import FloatArray
-from dpaudit.accounting import Claim, noise_for_epsilon
-from dpaudit.accounting._pld import epsilon_below
+from dpaudit.accounting import Claim, epsilon_below, noise_for_epsilon
 from dpaudit.canaries import Constant, GradientCanary
 from dpaudit.diagnostics import Diagnostics
 from dpaudit.observers._residuals import clipped_sum, residual

@@ -21,10 +21,17 @@ from dpaudit.experiments._build import device_of, mechanism_of, model_for, setti
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.black_box._canary import canaries_for, first_model, first_weights, sample_membership
 from dpaudit.experiments.config import Config, ExampleConfig, GivenConfig, OneRunConfig
-from dpaudit.stats import Guesses, Power, Verdict, one_run_bound, one_run_fdp_bound
-from dpaudit.stats._bound import plain
-from dpaudit.stats._one_run import GuessDesign, guessed_p_value
-from dpaudit.stats._result import unrefuted
+from dpaudit.stats import (
+    GuessDesign,
+    Guesses,
+    Power,
+    Verdict,
+    guessed_p_value,
+    one_run_bound,
+    one_run_fdp_bound,
+    plain,
+    unrefuted,
+)
 from dpaudit.training import Training
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble import Score, log_odds, negative_loss

@@ -57,8 +57,7 @@ from dpaudit.experiments.trials import (
     log_odds,
     run_trials,
 )
-from dpaudit.stats import Observations
-from dpaudit.stats._serialization import SCHEMA_VERSION
+from dpaudit.stats import SCHEMA_VERSION, Observations
 from dpaudit.training import accuracy
 from dpaudit.training.data import Dataset, HeldOutData
 from dpaudit.training.ensemble import Ensemble

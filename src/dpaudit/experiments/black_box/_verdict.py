@@ -15,16 +15,17 @@ from dpaudit.experiments.config import Config, ManyRunsConfig
 from dpaudit.methods import examine
 from dpaudit.stats import (
     ApproximateDP,
+    AuditDesign,
     Bound,
     Observations,
     Result,
     ThresholdRule,
     TradeOff,
+    audit_recorded,
+    default_method,
     lower_bound,
+    plain,
 )
-from dpaudit.stats._audit import audit_recorded, default_method
-from dpaudit.stats._bound import plain
-from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.inference import BoundQuery
 
 _NOTHING_CLAIMED = (

@@ -14,8 +14,7 @@ from scipy import special
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.experiments.reproduction._figure import Row
 from dpaudit.methods import COUNT_METHODS
-from dpaudit.stats import Bound, ClopperPearson, ErrorCounts, Gaussian, Kind, lower_bound
-from dpaudit.stats._bound import plain
+from dpaudit.stats import Bound, ClopperPearson, ErrorCounts, Gaussian, Kind, lower_bound, plain
 from dpaudit.stats.inference import BoundQuery
 
 DELTA = 1e-5

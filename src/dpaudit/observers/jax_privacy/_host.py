@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from dpaudit._types import BoolArray, FloatArray
-from dpaudit.canaries import Coins, Draws
+from dpaudit.canaries import CanaryCoins, CanaryPlan
 from dpaudit.diagnostics import (
     BatchRecord,
     CoordinateSample,
@@ -109,7 +109,7 @@ class Host:
     def __init__(
         self,
         recorder: Recorder,
-        draws: Draws | Coins | None,
+        draws: CanaryPlan | CanaryCoins | None,
         barrier: StepBarrier,
         checks: tuple[NoiseCheck, SumRecord, BatchRecord],
         num_releases: int = 1,

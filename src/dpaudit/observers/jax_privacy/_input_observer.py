@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpaudit._types import FloatArray
-from dpaudit.canaries import Coins, InputCanary
+from dpaudit.canaries import CanaryCoins, InputCanary
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import HeldOutArrays, first_examples, flat, unflat
 from dpaudit.observers.jax_privacy._clipping import JaxClip
@@ -25,7 +25,7 @@ from dpaudit.observers.jax_privacy._crafting import JaxCrafting
 from dpaudit.observers.jax_privacy._host import NO_GRADIENT, Host, shape_of
 from dpaudit.observers.jax_privacy._observer import num_entries, tolerance_of
 
-_CRAFTING = 4  # purpose of a random stream, besides those of Draws
+_CRAFTING = 4  # purpose of a random stream, besides those of CanaryPlan
 _HINT = "does the model have that many classes? Set their number with num_classes of hold_out()."
 _DIRECTION_TOLERANCE = 1e-3  # between unit vectors that are the same up to rounding
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to score along
@@ -51,7 +51,9 @@ class InputInsertion:
     clipped. Examples are kept between steps, and their directions between a gradient and its release.
     """
 
-    def __init__(self, host: Host, coins: Coins, canary: InputCanary, data: HeldOutArrays | None) -> None:
+    def __init__(
+        self, host: Host, coins: CanaryCoins, canary: InputCanary, data: HeldOutArrays | None
+    ) -> None:
         self._host, self._coins, self._canary, self._data = host, coins, canary, data
         self._examples = self._first_examples(0)
         self._made_at: int | None = None

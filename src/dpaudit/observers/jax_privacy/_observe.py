@@ -14,7 +14,7 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
 from dpaudit import _validate
-from dpaudit.canaries import Coins, GradientCanary, InputCanary, Mixture, fresh_seed, refuse_held_out
+from dpaudit.canaries import CanaryCoins, GradientCanary, InputCanary, Mixture, fresh_seed, refuse_held_out
 from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import Given, HeldOutArrays, require_examples
@@ -149,7 +149,7 @@ def observe(
     insertion: Insertion
     if isinstance(canary, InputCanary):
         require_examples(canary, held_out)
-        coins = Coins(_num_inputs(canary, num_canaries), fresh_seed(seed))
+        coins = CanaryCoins(_num_inputs(canary, num_canaries), fresh_seed(seed))
         host = Host(recorder, coins, barrier, checks)
         insertion = InputInsertion(host, coins, canary, held_out)
     else:

@@ -20,7 +20,7 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray
-from dpaudit.canaries import Directions, Draws, GradientCanary, ParameterLayout
+from dpaudit.canaries import CanaryPlan, Directions, GradientCanary, ParameterLayout
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import (
     CompactLeaf,
@@ -148,7 +148,7 @@ class GradientInsertion:
         self._host, self._canary, self._seed = host, canary, seed
         self._layout: ParameterLayout | None = None
         self._plans: CanaryPlans | None = None
-        self._draws = Draws(canary, _FEW if num_canaries is None else num_canaries, seed)
+        self._draws = CanaryPlan(canary, _FEW if num_canaries is None else num_canaries, seed)
         host.draws = None if num_canaries is None else self._draws
 
     @property
@@ -173,7 +173,7 @@ class GradientInsertion:
             # a resumed run has as many canaries as before
             fitting = max(1, num_entries(total) // self._canary.places_per_canary)
             count = self._host.scores_per_step or min(limit, fitting)
-            self._draws = Draws(self._canary, count, self._seed)
+            self._draws = CanaryPlan(self._canary, count, self._seed)
             self._host.draws = self._draws
         norm = clip.norm(self._host.norm)
         if self._layout is None:
@@ -266,7 +266,7 @@ def observed_canaries(canary: GradientCanary, insertion: Callable[[], Any]) -> O
 class CanaryPlans:
     """All sets of directions that steps take in turn, in arrays from which compiled code selects one."""
 
-    def __init__(self, draws: Draws, layout: ParameterLayout) -> None:
+    def __init__(self, draws: CanaryPlan, layout: ParameterLayout) -> None:
         self._draws, self._layout = draws, layout
         count = 1 if draws.canary.moving else draws.canary.num_variants
         self._directions = [draws.directions(variant, layout) for variant in range(count)]

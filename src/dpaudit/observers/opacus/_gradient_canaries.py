@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dpaudit._torch import CanaryVectors, gradient_rows
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.canaries import Directions, Draws, GradientCanary, ParameterLayout, SharedPlaces
+from dpaudit.canaries import CanaryPlan, Directions, GradientCanary, ParameterLayout, SharedPlaces
 from dpaudit.errors import InputError
 from dpaudit.observers.opacus._clipping import OpacusClip, at_least_single
 
@@ -75,7 +75,11 @@ class GradientCanaries(StepCanaries):
     """
 
     def __init__(
-        self, optimizer: DPOptimizer, draws: Draws, clip: OpacusClip, layout: ParameterLayout | None = None
+        self,
+        optimizer: DPOptimizer,
+        draws: CanaryPlan,
+        clip: OpacusClip,
+        layout: ParameterLayout | None = None,
     ) -> None:
         self._optimizer, self._draws, self._clip = optimizer, draws, clip
         self._layout = parameter_layout(optimizer) if layout is None else layout
@@ -139,7 +143,9 @@ class ClippedCanaries(CanaryProjection):
         return self.vectors.project(vector.to(self.vectors.values.dtype)) / self.norm
 
 
-def _layer_directions(draws: Draws, index: int, layout: ParameterLayout, shares: FloatArray) -> Directions:
+def _layer_directions(
+    draws: CanaryPlan, index: int, layout: ParameterLayout, shares: FloatArray
+) -> Directions:
     """Draw canaries with a component in every layer whose share is not 0."""
     rng, variant, canary = draws.direction_rng(index), draws.canary.variant(index), draws.canary
     values, coordinates, places, codes = [], [], [], []

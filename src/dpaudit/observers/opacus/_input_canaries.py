@@ -27,7 +27,7 @@ from torch.utils.data import Subset
 from dpaudit._torch import HeldOutData, tensor_fingerprints
 from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, loss_of_one
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.canaries import Coins, InputCanary, split_indices
+from dpaudit.canaries import CanaryCoins, InputCanary, split_indices
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored
 from dpaudit.observers.opacus._clipping import (
@@ -40,7 +40,7 @@ from dpaudit.observers.opacus._clipping import (
 )
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 
-_CRAFTING = 4  # purpose of a random stream, besides those of Draws and of the positions of entries
+_CRAFTING = 4  # purpose of a random stream, besides those of CanaryPlan and of the positions of entries
 _READ_CHUNK = 1_000  # examples of a data set that are in memory together
 _GRADIENT_CHUNK = 16  # canaries whose gradients are computed together
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to score along
@@ -115,7 +115,7 @@ class InputCanaries(StepCanaries):
         self,
         optimizer: DPOptimizer,
         canary: InputCanary,
-        coins: Coins,
+        coins: CanaryCoins,
         *,
         model: UnwrappedModel,
         backward: BackwardPass,

@@ -33,7 +33,7 @@ from dpaudit.observers.opacus._model_lints import (
 )
 from dpaudit.observers.opacus._prepared import PreparedTraining, attached_accounting, unwrapped
 from dpaudit.observers.opacus._sampling_lints import EQUAL, SAME, data_lints, rate_lints
-from dpaudit.stats._result import GIVEN
+from dpaudit.stats import GIVEN
 
 _Lint: TypeAlias = Finding | str
 _UNSEEDED = torch.Generator().initial_seed()  # the same in every process

@@ -19,8 +19,8 @@ from torch import distributed, nn
 from dpaudit import _validate
 from dpaudit._torch import HeldOutData, require_fitting
 from dpaudit.canaries import (
-    Coins,
-    Draws,
+    CanaryCoins,
+    CanaryPlan,
     GradientCanary,
     InputCanary,
     Mixture,
@@ -267,7 +267,7 @@ def _setup_gradients(
         num_canaries = default_num_sampled(optimizer, canary)
     elif num_canaries is None:
         num_canaries = default_num_canaries(optimizer, clip, canary)
-    draws = Draws(canary, num_canaries, seed)
+    draws = CanaryPlan(canary, num_canaries, seed)
     share = norm_share(optimizer, num_canaries, canary)
     options |= {"signal": min(canary.scale, 1.0), "reach": share}
     options["not_covered"] = clip.not_covered + uncovered_layers(share, num_canaries, canary)
@@ -313,7 +313,7 @@ def _setup_inputs(
     **options: Any,
 ) -> OpacusObserver:
     """Set up input canaries made from held-out data, whose presence is decided by fair coins."""
-    coins = Coins(_NUM_INPUTS if num_canaries is None else num_canaries, seed)
+    coins = CanaryCoins(_NUM_INPUTS if num_canaries is None else num_canaries, seed)
     if not isinstance(module, nn.Module):
         raise InputError(
             "Expected module=..., the model that PrivacyEngine.make_private returned, which computes the "

@@ -26,7 +26,7 @@ from opacus.utils.uniform_sampler import (
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from dpaudit._types import IntArray
-from dpaudit.canaries import Coins, Draws
+from dpaudit.canaries import CanaryCoins, CanaryPlan
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
@@ -35,7 +35,7 @@ from dpaudit.observers.opacus._clipping import OpacusClip
 _Changes: TypeAlias = dict[tuple[Any, str], Any]  # new values of attributes, by object and name
 _Epoch: TypeAlias = Callable[[], Iterator[Any]]  # starts drawing the batches of an epoch
 
-_POSITIONS = 3  # purpose of a random stream, besides those of Draws
+_POSITIONS = 3  # purpose of a random stream, besides those of CanaryPlan
 _MIN_EXPECTED = 20  # expected draws; the probability of seeing none is then two in a billion
 _MAX_DEVIATION = 6.0  # standard errors
 _MARK = "_observed_by_dpaudit"
@@ -63,7 +63,7 @@ class Membership(ABC):
 class CoinMembership(Membership):
     """The usual case: a fair coin per canary and step decides which canaries are present."""
 
-    def __init__(self, draws: Draws | Coins) -> None:
+    def __init__(self, draws: CanaryPlan | CanaryCoins) -> None:
         self._draws = draws
 
     def installed(self) -> AbstractContextManager[None]:
@@ -81,7 +81,7 @@ class SampledMembership(Membership):
     """
 
     def __init__(
-        self, draws: Draws, optimizer: DPOptimizer, loader: Any, clip: OpacusClip, drawn: BatchRecord
+        self, draws: CanaryPlan, optimizer: DPOptimizer, loader: Any, clip: OpacusClip, drawn: BatchRecord
     ) -> None:
         self._optimizer, self._loader, self._clip, self._drawn = optimizer, loader, clip, drawn
         sampler, canaries = _batch_sampler(loader), np.flatnonzero(draws.entries())

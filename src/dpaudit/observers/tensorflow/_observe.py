@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.canaries import Directions, Draws, GradientCanary, Mixture, ParameterLayout, fresh_seed
+from dpaudit.canaries import CanaryPlan, Directions, GradientCanary, Mixture, ParameterLayout, fresh_seed
 from dpaudit.diagnostics import BatchRecord, CoordinateSample, Leaves, NoiseCheck, ObservedStep, SumRecord
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored, replaced
@@ -85,7 +85,7 @@ def observe(
     """
     clip = clip_for(optimizer)
     calls_per_step = getattr(optimizer, "gradient_accumulation_steps", 1)
-    draws = Draws(canary, num_canaries, fresh_seed(seed))
+    draws = CanaryPlan(canary, num_canaries, fresh_seed(seed))
     params = TensorFlowParamsReader(clip, calls_per_step)
     given = DPSGDParams(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
@@ -220,7 +220,9 @@ class HostCallbacks:
     sum is recorded. A graph outlives its observer; it then gets no canaries.
     """
 
-    def __init__(self, recorder: Recorder, draws: Draws, *, calls_per_step: int, calls_before: int) -> None:
+    def __init__(
+        self, recorder: Recorder, draws: CanaryPlan, *, calls_per_step: int, calls_before: int
+    ) -> None:
         self._recorder, self._draws = recorder, draws
         self._calls_per_step = calls_per_step
         self._before = calls_before % calls_per_step  # a step that has already started gets no canaries

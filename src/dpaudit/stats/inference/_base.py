@@ -15,12 +15,9 @@ from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._binomial import Region
 from dpaudit.stats._counts import ErrorCounts, count
 from dpaudit.stats._observations import Observations
-from dpaudit.stats._rootfinding import smallest_error
 from dpaudit.stats._serialization import Serializable
+from dpaudit.stats.rootfinding import smallest_error
 from dpaudit.stats.tradeoffs import TradeOff
-
-_FIXED_BEFORE = "was fixed before seeing the data"
-_OF_ONE_RUN = "for the steps of one training run, independence is an assumption about the mechanism"
 
 
 class Kind(StrEnum):
@@ -134,10 +131,12 @@ class CountInference(Inference):
         within = ", including those of canaries in the same step," if scored and scored.is_stepped else ""
         unequal = self.allows_unequal_rates and is_fixed and _has_pairs(observations)
         alike = "" if unequal else " and, on each side, identically distributed"
-        text = f"all observations{within} are independent{alike}, and their number {_FIXED_BEFORE}"
+        fixed = "their number was fixed before seeing the data"
+        text = f"all observations{within} are independent{alike}, and {fixed}"
         # raw scores in one dimension are mostly those of separate runs
-        of_steps = scored is None or scored.is_stepped or scored.normalized
-        return f"{text}; {_OF_ONE_RUN}" if of_steps else text
+        if scored is not None and not scored.is_stepped and not scored.normalized:
+            return text
+        return f"{text}; for the steps of one training run, independence is an assumption about the mechanism"
 
 
 def _has_pairs(observations: Observations | ErrorCounts) -> bool:

@@ -25,13 +25,10 @@ from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
 from dpaudit.stats.inference._tails import FarGuess, FarRates, TailBets, far_rates
 from dpaudit.stats.tradeoffs import Gaussian
 
-_LONGEST = 10**12  # steps of a horizon; a file may claim any number
 _STEPPED = (
     "each step satisfies its curve given the earlier steps and the presence of other canaries; scores within "
     "a step may be dependent"
 )
-_SINGLE = "each observation satisfies its curve given the earlier ones"
-_UNINFORMED = "each guess depends on the released values, not on the presence of other canaries"
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,7 +57,8 @@ class Betting(Inference):
 
     def __post_init__(self) -> None:
         if self.horizon is not None:
-            _validate.whole("horizon", self.horizon, high=_LONGEST)
+            # a file may claim any number of steps
+            _validate.whole("horizon", self.horizon, high=(10**12))
         if self.expected is not None:
             _validate.at_least("expected", self.expected, 0.0)
         if isinstance(self.tails, bool) or not isinstance(self.tails, int | float) or not 0 <= self.tails < 1:
@@ -69,16 +67,20 @@ class Betting(Inference):
             raise InputError(f"Expected stop_loss={self.stop_loss!r} to be True or False.")
 
     def __repr__(self) -> str:
-        values = ((one, getattr(self, one.name)) for one in fields(self))
-        shown = ", ".join(f"{one.name}={value!r}" for one, value in values if value != one.default)
+        values = ((field, getattr(self, field.name)) for field in fields(self))
+        shown = ", ".join(f"{field.name}={value!r}" for field, value in values if value != field.default)
         return f"Betting({shown})"
 
     def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:
         del is_fixed  # any threshold that depends on the past alone
         if not isinstance(observations, Observations) or not observations.is_stepped:
-            return _SINGLE
+            return "each observation satisfies its curve given the earlier ones"
         # without coins there is no stop-loss
-        return f"{_STEPPED}; {_UNINFORMED}" if self.stop_loss and observations.by_coin else _STEPPED
+        return (
+            f"{_STEPPED}; each guess depends on the released values, not on the presence of other canaries"
+            if self.stop_loss and observations.by_coin
+            else _STEPPED
+        )
 
     def at_threshold(
         self, observations: Observations, threshold: float, query: BoundQuery
@@ -99,7 +101,7 @@ class Betting(Inference):
 
     def far_intervals(self, query: BoundQuery) -> list[tuple[float, float]]:
         """Return the intervals outside of which a normalized score is far, the narrowest first."""
-        return [one.interval(self.expected or 0.0) for one in self.far_guesses(query)]
+        return [guess.interval(self.expected or 0.0) for guess in self.far_guesses(query)]
 
     def far_guesses(self, query: BoundQuery) -> tuple[FarGuess, ...]:
         """Return the far guesses to bet on, none if the tails have no share of the error."""
@@ -132,14 +134,14 @@ class StepBets:
         )
         self._tails = [
             TailBets(
-                one,
+                guess,
                 expected=expected or 0.0,
                 error=share * query.error_rate / len(far),
                 size=guesses,
                 stops=stop_loss,
                 horizon=betting.horizon,
             )
-            for one in far
+            for guess in far
         ]
 
     def extend(self, advantages: FloatArray, far: Sequence[FarRates] = ()) -> None:
@@ -150,10 +152,10 @@ class StepBets:
 
     def parameter(self, count: int | None = None) -> float:
         """Return the largest parameter that the first ``count`` steps refute, by default all."""
-        found = self._tradeoff.from_balanced_error((1 - self._main.refuted(count)) / 2)
+        parameter = self._tradeoff.from_balanced_error((1 - self._main.refuted(count)) / 2)
         for bets in self._tails:
-            found = bets.parameter(found, count)
-        return found
+            parameter = bets.parameter(parameter, count)
+        return parameter
 
     def p_value(self, claimed: float) -> float:
         """Return the smallest error rate at which the bets, as they were placed, refute ``claimed``.

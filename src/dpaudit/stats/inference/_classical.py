@@ -19,13 +19,10 @@ from dpaudit.errors import InputError
 from dpaudit.stats._binomial import Region, plausible_counts, upper_rate, upper_rate_chords
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations
-from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import BoundQuery, CountInference, Kind, RankInference
+from dpaudit.stats.rootfinding import last_positive
 from dpaudit.stats.tradeoffs import PureDP, TradeOff
 from dpaudit.stats.tradeoffs._base import at_least_zero
-
-_NODES = 200
-_MANY = "there are many of them (the interval is asymptotic)"
 
 
 @dataclass(frozen=True)
@@ -106,15 +103,15 @@ class _RegionMass:
     """
 
     def __init__(self, counts: ErrorCounts, tradeoff: TradeOff) -> None:
-        one = (counts.false_positives, counts.num_absent)
-        other = (counts.false_negatives, counts.num_present)
-        if probit_variance(*one) > probit_variance(*other):
-            one, other = other, one
+        outer = (counts.false_positives, counts.num_absent)
+        inner = (counts.false_negatives, counts.num_present)
+        if probit_variance(*outer) > probit_variance(*inner):
+            outer, inner = inner, outer
         nodes, self._weights = _quantile_nodes()
         self._tradeoff = tradeoff
-        self._outer = special.betaincinv(one[0] + 0.5, one[1] - one[0] + 0.5, nodes)
-        self._outer_rest = special.betaincinv(one[1] - one[0] + 0.5, one[0] + 0.5, 1 - nodes)
-        self._inner = (other[0] + 0.5, other[1] - other[0] + 0.5)
+        self._outer = special.betaincinv(outer[0] + 0.5, outer[1] - outer[0] + 0.5, nodes)
+        self._outer_rest = special.betaincinv(outer[1] - outer[0] + 0.5, outer[0] + 0.5, 1 - nodes)
+        self._inner = (inner[0] + 0.5, inner[1] - inner[0] + 0.5)
 
     def __call__(self, parameter: float) -> float:
         low = self._tradeoff.fnr(parameter, self._outer)
@@ -133,7 +130,7 @@ def probit_variance(errors: int, trials: int) -> float:
 
 @lru_cache(maxsize=1)
 def _quantile_nodes() -> tuple[FloatArray, FloatArray]:
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = np.polynomial.legendre.leggauss(200)
     return (nodes + 1) / 2, weights / 2
 
 
@@ -161,7 +158,8 @@ class KatzLog(CountInference):
             )
 
     def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:
-        return f"{super().assumption(observations, is_fixed=is_fixed)}; {_MANY}"
+        text = super().assumption(observations, is_fixed=is_fixed)
+        return f"{text}; there are many of them (the interval is asymptotic)"
 
     def rank(
         self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery

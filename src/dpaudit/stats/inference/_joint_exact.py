@@ -16,23 +16,13 @@ from scipy import special
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.stats._binomial import Region, binomial_cdf, plausible_counts, upper_rate, upper_rate_chords
 from dpaudit.stats._counts import ErrorCounts
-from dpaudit.stats._rootfinding import first_true_integer, last_positive
 from dpaudit.stats.inference._base import BoundQuery, RankInference
 from dpaudit.stats.inference._classical import jeffreys_rank, most_below, probit_variance
+from dpaudit.stats.rootfinding import first_true_integer, last_positive
 from dpaudit.stats.tradeoffs import TradeOff
 
-_CLOSE = 1e-5  # relative tolerance of the parameter
-_HUGE = 1e300  # stands for infinity
-_HALVINGS = 6  # how often the distance between two angles may be halved
 _GRID = 15  # angles in the initial search for the least favorable rates
-_PER_COUNT = 4  # angles per count, where counts of the larger group cannot smooth those of the smaller one
-_CURVE_SPACING = 0.125  # between angles of the claimed curve: a quarter of a standard error
-_SMOOTH = 1_000_000  # trials, from which on the order hardly changes between neighboring points
 _ALL_KNOTS = 512  # false positives below which nothing is interpolated
-_KNOT_SPACING = 0.125  # standard errors between other numbers of false positives that are computed
-_FEW = 40  # errors whose upper limits are points of the claimed curve
-_CELLS = 128  # cells of the fpr at a score of a fixed rank
-_ALLOWANCE = 1e-3  # fraction of the limit reserved for what the search may miss
 
 
 @dataclass(frozen=True)
@@ -132,7 +122,8 @@ class _Outcome:
         smoothing = math.sqrt(rates[1] * (1 - rates[1]) / self.trials[1]) / heights[1]
         if smoothing > 0.7 * one_count:
             return _GRID
-        return max(_GRID, math.ceil(_PER_COUNT * (high - low) * self.trials[0]))
+        # four angles per count, where counts of the larger group cannot smooth those of the smaller one
+        return max(_GRID, math.ceil(4 * (high - low) * self.trials[0]))
 
 
 def _order(first: IntArray, second: IntArray, trials: tuple[int, int]) -> FloatArray:
@@ -161,7 +152,8 @@ def _interval_error(query: BoundQuery) -> float:
 
 def _limit(query: BoundQuery) -> float:
     """Return the largest probability at the least favorable rates at which an outcome still refutes."""
-    return (query.error_rate - _interval_error(query)) * (1 - _ALLOWANCE)
+    # a thousandth of the limit is reserved for what the search may miss
+    return (query.error_rate - _interval_error(query)) * (1 - 1e-3)
 
 
 def _angles(interval: tuple[float, float], size: int) -> FloatArray:
@@ -201,7 +193,7 @@ class RejectionBoundary:
 
     def _valley_minimum(self, angles: FloatArray, second: FloatArray, valley: int) -> float:
         """Return the smallest parameter between the neighbors of a valley, by repeated halving."""
-        for _ in range(_HALVINGS):
+        for _ in range(6):
             around = slice(max(valley - 1, 0), valley + 2)
             angles, second = self._with_midpoints(angles[around], second[around])
             values = self._parameters(angles, second)
@@ -215,14 +207,15 @@ class RejectionBoundary:
         """Return the boundary with midpoints added."""
         between = (angles[:-1] + angles[1:]) / 2
         near = (second[:-1] + second[1:]) / 2
-        found = [
+        parameters = [
             self.rate_at(math.sin(angle) ** 2, guess) for angle, guess in zip(between, near, strict=True)
         ]
         indices = np.arange(1, angles.size)
-        return np.insert(angles, indices, between), np.insert(second, indices, found)
+        return np.insert(angles, indices, between), np.insert(second, indices, parameters)
 
     def _parameters(self, angles: FloatArray, second: FloatArray) -> FloatArray:
-        return np.minimum(self._tradeoff.parameter(np.sin(angles) ** 2, second), _HUGE)
+        # 1e300 stands for infinity
+        return np.minimum(self._tradeoff.parameter(np.sin(angles) ** 2, second), 1e300)
 
     def _with_bend(self, angles: FloatArray, second: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Add the point where both rates are equal, at which a curve may bend."""
@@ -239,14 +232,14 @@ class RejectionBoundary:
 
     def _along(self, angles: FloatArray, near: float) -> FloatArray:
         """Return the boundary at each angle; two points give an initial guess for the next."""
-        found: list[float] = []
+        rates: list[float] = []
         for angle in angles:
-            found.append(self.rate_at(math.sin(angle) ** 2, near))
-            if 0 < found[-1] < 1:
-                near = found[-1]
-                if len(found) > 1 and found[-2] > 0:
-                    near *= min(found[-1] / found[-2], 1.0)
-        return np.asarray(found)
+            rates.append(self.rate_at(math.sin(angle) ** 2, near))
+            if 0 < rates[-1] < 1:
+                near = rates[-1]
+                if len(rates) > 1 and rates[-2] > 0:
+                    near *= min(rates[-1] / rates[-2], 1.0)
+        return np.asarray(rates)
 
 
 @lru_cache(maxsize=4)
@@ -297,18 +290,22 @@ class ClaimedCurve:
         if few == fp.size:
             return fp
         low, high = (math.asin(math.sqrt(int(count) / trials)) for count in (fp[few], fp[-1]))
-        size = 2 + int((high - low) * 2 * math.sqrt(trials) / _KNOT_SPACING)
+        # knots are an eighth of a standard error apart
+        size = 2 + int((high - low) * 2 * math.sqrt(trials) / 0.125)
         places = np.searchsorted(fp, np.sin(np.linspace(low, high, size)) ** 2 * trials)
-        kept = np.union1d(np.arange(few), np.append(places.clip(max=fp.size - 1), fp.size - 1))
-        return np.asarray(fp[kept])
+        knots = np.union1d(np.arange(few), np.append(places.clip(max=fp.size - 1), fp.size - 1))
+        return np.asarray(fp[knots])
 
     def _all_points(self) -> FloatArray:
         """Return the fpr (increasing) and fnr of all points; the smaller rate of each is exact."""
         middle = math.asin(math.sqrt(self._family.balanced_error(self._claimed)))
-        count = min(*self._trials, _SMOOTH)
-        size = 2 + int(middle * max(math.sqrt(count) / _CURVE_SPACING, 100))
+        # with more trials, the order hardly changes between neighboring points
+        count = min(*self._trials, 1_000_000)
+        # angles of the curve are a quarter of a standard error apart
+        size = 2 + int(middle * max(math.sqrt(count) / 0.125, 100))
         regular = np.sin(np.linspace(0, middle, size)) ** 2
-        few = np.arange(_FEW)
+        # the upper limits of few errors are points of the claimed curve
+        few = np.arange(40)
         fpr, fnr = (
             np.union1d(regular, limits[limits < regular[-1]])
             for limits in (upper_rate(few[few <= n], n, self._error) for n in self._trials)
@@ -347,7 +344,7 @@ class ClaimedCurve:
 
 def _may_be_deeper(value: FloatArray, higher: FloatArray, least: float) -> BoolArray:
     """Return whether a convex valley may go below ``least``: it stays above the lines through neighbors."""
-    return np.asarray(2 * value - higher < (1 - _CLOSE) * least)
+    return np.asarray(2 * value - higher < (1 - 1e-5) * least)
 
 
 class RankTest:
@@ -382,6 +379,6 @@ class RankTest:
 @lru_cache(maxsize=128)
 def _fpr_cells(rank: int, num_absent: int, error: float) -> tuple[FloatArray, FloatArray, float]:
     """Return the largest fpr in each cell, the probability of the cell, and that of all larger fpr."""
-    tails = np.geomspace(1.0, error / 1000, _CELLS + 1)  # P(the fpr is larger)
+    tails = np.geomspace(1.0, error / 1000, 128 + 1)  # P(the fpr is larger)
     fpr = 1 - special.betaincinv(num_absent - rank, rank + 1.0, tails[1:])
     return fpr, tails[:-1] - tails[1:], float(tails[-1])

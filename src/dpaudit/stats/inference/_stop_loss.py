@@ -25,11 +25,8 @@ _STOPS = np.asarray([-3, -2, -1.2, -0.5, 0, 0.6, 1.2, 2, 3, 4.5, 7, 12, 20])
 _FRACTIONS = np.asarray([0.99, 0.8, 0.5, 0.2])  # of the wealth that a bet may lose
 _NODES = special.ndtri((np.arange(24) + 0.5) / 24)
 _MOST_QUANTILES = 40  # of past steps in a forecast
-_FEW_GUESSES = 48  # up to this number, the forecast is binomial instead of normal
-_NEWTON_STEPS = 5
 LEAST, MOST = 1e-5, 0.9999  # total variations that are tried
 AIM = 0.8  # the log wealth to aim for when choosing what to test, as a fraction of the target
-_ASSUMED = 0.3  # the advantage to expect if no claim is known
 _PSEUDO_STEPS = 4.0  # the weight of the spread that is expected before the first step
 _CLAIM_WEIGHT = 3.0  # how much more the claimed advantage weighs than an assumed one
 
@@ -68,13 +65,13 @@ class StopLosses:
         """
         right = np.floor((guesses + _STOPS * math.sqrt(guesses)) / 2)
         right = np.unique(right[(right > 0) & (right < guesses)])
-        found = cls(
+        stop_losses = cls(
             np.concatenate([[1 / guesses - 1], (2 * right + 1) / guesses - 1]),
             np.concatenate([[1.0], stop_loss(right, guesses)]),
         )
-        for values in (found.stops, found.losses):
+        for values in (stop_losses.stops, stop_losses.losses):
             values.flags.writeable = False  # they are shared
-        return found
+        return stop_losses
 
     @classmethod
     def none(cls) -> StopLosses:
@@ -119,7 +116,8 @@ class Forecast:
         0.2
         """
         prior = prior_steps(expected)
-        center = _ASSUMED if expected is None else expected
+        # without a claim, expect an advantage of 0.3
+        center = 0.3 if expected is None else expected
         mean = (prior * center + float(past.sum())) / (prior + past.size)
         squares = float(((past - mean) ** 2).sum())
         variance = ((1 - mean**2) / guesses * _PSEUDO_STEPS + squares) / (_PSEUDO_STEPS + past.size)
@@ -138,7 +136,7 @@ def prior_steps(expected: float | None) -> float:
 
 
 def _independent(mean: float, variance: float, guesses: int) -> tuple[FloatArray, FloatArray]:
-    if guesses <= _FEW_GUESSES:
+    if guesses <= 48:  # binomial instead of normal
         right = np.arange(guesses + 1)
         rate = min(max((1 + mean) / 2, 1e-6), 1 - 1e-6)
         weights = special.comb(guesses, right) * rate**right * (1 - rate) ** (guesses - right)
@@ -175,7 +173,7 @@ class StakeChoice:
         free = np.sqrt(2 * growth / self._variances)[:, None]
         start = self._means - np.sqrt(2 * growth * self._variances) - growth * np.maximum(self._means, 1e-3)
         tested = np.repeat(np.clip(start, 1e-4, MOST)[:, None], _FRACTIONS.size, axis=1)
-        for _ in range(_NEWTON_STEPS):
+        for _ in range(5):
             excess, slope = self._excess(tested, free, growth)
             moved = tested + excess / np.maximum(slope, 1e-300)
             tested = np.clip(np.clip(moved, 0.3 * tested, np.maximum(3 * tested, 1e-4)), LEAST, MOST)

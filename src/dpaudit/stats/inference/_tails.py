@@ -20,8 +20,8 @@ from scipy import special
 
 from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.stats._counts import StepErrors, StepScores
-from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats.inference._wealth import Schedule, Wealth, appended
+from dpaudit.stats.rootfinding import last_true
 from dpaudit.stats.tradeoffs import Gaussian
 
 # How far from the other side's mean a score is, in standard deviations of the noise: just outside noise that
@@ -29,11 +29,8 @@ from dpaudit.stats.tradeoffs import Gaussian
 _DISTANCES = 2.3, 3.1, 4.5
 # mu up to which its inverse is finite, and from which on differences of its squares would be rounding errors
 _TINIEST, _LEAKIEST = 1e-100, 1e6
-_LEAST_RATIO = 1.1  # of a right to a wrong far guess under the claim
 # Fractions of the wealth that a step may lose, among which the stake is chosen; the largest of a first bet.
 _FRACTIONS = np.asarray([0.8, 0.4, 0.2, 0.08, 0.03, 0.01, 0.003])
-_FIRST_FRACTION = 0.3
-_LEAST_VARIANCE = 1e-12  # far scores of a tiny mu are too rare for floating-point numbers
 
 FarRates = tuple[FloatArray, FloatArray]
 """The rates of right and of wrong far guesses in each step, each summed over the two sides."""
@@ -57,9 +54,10 @@ class FarGuess:
         [6.05, 13.46, 54.6]
         """
         expected = min(max(expected, _TINIEST), _LEAKIEST)
-        least = expected / 2 + math.log(_LEAST_RATIO) / expected
+        # a right far guess is then at least 1.1 times as likely as a wrong one under the claim
+        least = expected / 2 + math.log(1.1) / expected
         distances = sorted({max(distance, least) for distance in _DISTANCES})
-        return tuple(cls(one, math.exp(expected * one - expected**2 / 2)) for one in distances)
+        return tuple(cls(distance, math.exp(expected * distance - expected**2 / 2)) for distance in distances)
 
     def interval(self, expected: float) -> tuple[float, float]:
         """Return the interval outside of which a normalized score is far, for noise with this mu."""
@@ -94,7 +92,8 @@ class TailBets:
         )
         self._allowed = far.allowed(expected)
         right = float(special.ndtr(expected - far.distance))
-        self._variance = max(4 * (right + far.ratio**2 * far.rate) / size, _LEAST_VARIANCE)
+        # far scores of a tiny mu are too rare for floating-point numbers
+        self._variance = max(4 * (right + far.ratio**2 * far.rate) / size, 1e-12)
         self._payoffs = np.empty(64)
         self._stake = 0.0
 
@@ -122,7 +121,7 @@ class TailBets:
         best = float(stakes[int(grown.argmax())]) if grown.max() > 0 else 0.0
         ahead = self._schedule.expected_length(num_done)
         first = math.sqrt(2 * self._wealth.target / (self._variance * ahead))
-        return max(best, min(first, _FIRST_FRACTION / room))
+        return max(best, min(first, 0.3 / room))
 
     def evidence(self, parameter: float) -> float:
         """Return by how much the log of the wealth exceeded its target against this parameter."""
@@ -145,12 +144,12 @@ def far_rates(steps: StepScores, errors: StepErrors, intervals: Sequence[Interva
         _Side(steps.absent, steps.absent_step, _sizes(errors, errors.num_absent)),
         _Side(steps.present, steps.present_step, _sizes(errors, errors.num_present)),
     ]
-    found = []
+    rates = []
     for interval in intervals:
         sides = [side.outside(interval) for side in sides]
         (absent_high, absent_low), (present_high, present_low) = (side.rates(interval) for side in sides)
-        found.append((present_high + absent_low, absent_high + present_low))
-    return found
+        rates.append((present_high + absent_low, absent_high + present_low))
+    return rates
 
 
 def _sizes(errors: StepErrors, size: IntArray) -> FloatArray:
@@ -167,8 +166,8 @@ class _Side:
     def outside(self, interval: Interval) -> _Side:
         """Return the scores outside the interval; with every distance there are fewer."""
         low, high = (self._of_scores(end) for end in interval)
-        kept = np.flatnonzero((self.scores > high) | (self.scores <= low))
-        return _Side(self.scores[kept], self.steps[kept], self.sizes)
+        indices = np.flatnonzero((self.scores > high) | (self.scores <= low))
+        return _Side(self.scores[indices], self.steps[indices], self.sizes)
 
     def _of_scores(self, end: FloatArray | float) -> FloatArray | float:
         return end[self.steps] if isinstance(end, np.ndarray) else end
@@ -176,6 +175,8 @@ class _Side:
     def rates(self, interval: Interval) -> tuple[FloatArray, FloatArray]:
         """Return the rates of high and of low scores in each step."""
         high = np.asarray(self.scores > self._of_scores(interval[1]))
-        counts = (np.bincount(self.steps[one], minlength=self.sizes.size) for one in (high, ~high))
+        counts = (
+            np.bincount(self.steps[is_counted], minlength=self.sizes.size) for is_counted in (high, ~high)
+        )
         above, below = (count / self.sizes for count in counts)
         return above, below

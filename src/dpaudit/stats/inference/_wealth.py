@@ -8,14 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from dpaudit._types import FloatArray
-from dpaudit.stats._rootfinding import last_positive
+from dpaudit.stats.rootfinding import last_positive
 
 MAX_LOSS = 0.99  # the largest fraction of the wealth that a step may lose; losing all of it ends the game
-
-_UPDATES = 24  # number of times that a bet is chosen during most of a run of known length
-_FIRST_HORIZON = 100  # steps that a run of unknown length is first expected to have
-_AHEAD = 3.0  # such a run is then expected to have this many times its present steps
-_LONGER = 1.25  # a run that exceeds its horizon is expected to have this many times its present steps
 
 
 class Wealth:
@@ -81,7 +76,8 @@ class Schedule:
         while start < end:
             is_due = start >= self._next
             if is_due:
-                longest = start if self._horizon is None else max(self._horizon // _UPDATES, start // 8)
+                # choose about 24 times during most of a run of known length
+                longest = start if self._horizon is None else max(self._horizon // 24, start // 8)
                 self._next = start + max(1, min(start // 3, longest))
             stop = min(self._next, end)
             yield start, stop, is_due
@@ -90,5 +86,7 @@ class Schedule:
     def expected_length(self, num_done: int) -> int:
         """Return the number of steps to expect of a run with this number of steps so far."""
         if self._horizon is None:
-            return max(_FIRST_HORIZON, int(_AHEAD * num_done))
-        return max(self._horizon, int(_LONGER * num_done))
+            # expect 100 steps at first, then three times the present ones
+            return max(100, int(3.0 * num_done))
+        # a run that exceeds its horizon is expected to be a quarter longer than now
+        return max(self._horizon, int(1.25 * num_done))

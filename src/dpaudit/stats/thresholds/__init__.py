@@ -2,7 +2,15 @@
 
 from dpaudit.stats.thresholds._base import ThresholdRule
 from dpaudit.stats.thresholds._order_statistics import Simultaneous, Tails
-from dpaudit.stats.thresholds._rules import BestOf, Fixed, HeldOut, Optimal, Predictable, SameData
+from dpaudit.stats.thresholds._rules import (
+    BestOf,
+    Fixed,
+    HeldOut,
+    Optimal,
+    Predictable,
+    SameData,
+    predictable_bets,
+)
 
 __all__ = [
     "BestOf",
@@ -14,4 +22,5 @@ __all__ = [
     "Simultaneous",
     "Tails",
     "ThresholdRule",
+    "predictable_bets",
 ]

@@ -17,7 +17,6 @@ from dpaudit import _validate
 from dpaudit._types import IntArray, ScoreArray
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations, chunks, require_finite
-from dpaudit.stats._rootfinding import LARGEST_ERROR, smallest_error
 from dpaudit.stats.inference import (
     BoundQuery,
     ClopperPearson,
@@ -27,13 +26,11 @@ from dpaudit.stats.inference import (
     RankInference,
     ThresholdResult,
 )
-from dpaudit.stats.thresholds._base import EmpiricalROC, ThresholdRule, unsupported
-from dpaudit.stats.thresholds._placement import simulated_roc
+from dpaudit.stats.rootfinding import LARGEST_ERROR, smallest_error
+from dpaudit.stats.thresholds._base import EmpiricalROC, ThresholdRule, simulated_roc, unsupported
 from dpaudit.stats.tradeoffs._attack import Attack
 
-_RUNS = 2000  # simulated to determine the power of several thresholds
 _GROWTH = 5  # ratio of neighboring ranks of Tails, counted from 1
-_TAIL = 0.05  # the largest share of scores beyond a threshold of Tails
 
 
 @dataclass(frozen=True)
@@ -72,12 +69,12 @@ class Simultaneous(ThresholdRule):
         misses = np.searchsorted(present, thresholds, side="right")
         shared = replace(query, error_rate=self.error(query.error_rate, absent.size))
         # ties at the threshold may leave fewer scores above it; the test holds for the rank
-        found = [
+        results = [
             ThresholdResult(0.0, float(threshold), _counts(rank, absent.size, missed, present.size))
             for threshold, rank, missed in zip(thresholds, ranks, misses, strict=True)
         ]
         promising = np.argsort(-inference.rank(ranks, misses, roc.sizes, shared), kind="stable")
-        return _largest_bound([found[index] for index in promising], inference, shared)
+        return _largest_bound([results[index] for index in promising], inference, shared)
 
     def refuting_limits(
         self, claimed: float, sizes: ErrorCounts, inference: ExactInference, query: BoundQuery
@@ -134,13 +131,13 @@ class Tails(ThresholdRule):
         sides = (("without_canary", absent), ("with_canary", present))
         high = _extremes(*sides[0], self.ranks(absent.size), sign=1)
         low = _extremes(*sides[1], self.ranks(present.size), sign=-1)
-        found = [
+        results = [
             ThresholdResult(0.0, float(threshold), _counts(rank, absent.size, missed, present.size))
             for rank, threshold, missed in zip(
                 self.ranks(absent.size), high, _count_up_to(*sides[1], high, sign=1), strict=True
             )
         ]
-        found += [
+        results += [
             # a present score at the threshold is not an error, so the threshold is just below it
             ThresholdResult(
                 0.0, float(np.nextafter(threshold, -np.inf)), _counts(wrong, absent.size, rank, present.size)
@@ -149,8 +146,8 @@ class Tails(ThresholdRule):
                 self.ranks(present.size), low, _count_up_to(*sides[0], low, sign=-1), strict=True
             )
         ]
-        shared = replace(query, error_rate=query.error_rate / len(found))
-        return _largest_bound(found, inference, shared, num_first=high.size)
+        shared = replace(query, error_rate=query.error_rate / len(results))
+        return _largest_bound(results, inference, shared, num_first=high.size)
 
     def refuting_limits(
         self, claimed: float, sizes: ErrorCounts, inference: ExactInference, query: BoundQuery
@@ -165,21 +162,21 @@ class Tails(ThresholdRule):
         """Return how often a threshold of either side refutes, as if the sides were independent."""
         sides = (attack, sizes), (attack.exchanged(), sizes.exchanged())
         high, low = (
-            _detection_rate(one, self.ranks(side.num_absent), most, side)
-            for (one, side), most in zip(sides, limits, strict=True)
+            _detection_rate(side_attack, self.ranks(side.num_absent), most, side)
+            for (side_attack, side), most in zip(sides, limits, strict=True)
         )
         return high + low - high * low
 
     def ranks(self, size: int) -> IntArray:
         """Return how many scores of a side are beyond each threshold."""
-        count = 1 + max(int(np.log(max(_TAIL * size, 1.0)) / np.log(_GROWTH)), 0)
+        count = 1 + max(int(np.log(max(0.05 * size, 1.0)) / np.log(_GROWTH)), 0)
         return np.asarray(_GROWTH ** np.arange(count) - 1)
 
 
 def _detection_rate(attack: Attack, ranks: IntArray, limits: IntArray, sizes: ErrorCounts) -> float:
     """Return how often errors are within the limit at any of the ranks, by simulation."""
     rng = np.random.default_rng(2)
-    _, misses = simulated_roc(attack, ranks, (sizes.num_absent, sizes.num_present), _RUNS, rng)
+    _, misses = simulated_roc(attack, ranks, (sizes.num_absent, sizes.num_present), 2000, rng)
     return float((misses <= limits).any(axis=1).mean())
 
 
@@ -193,14 +190,14 @@ def _counts(false_positives: int, num_absent: int, false_negatives: int, num_pre
 
 
 def _largest_bound(
-    found: Sequence[ThresholdResult],
+    results: Sequence[ThresholdResult],
     inference: RankInference,
     query: BoundQuery,
     num_first: int | None = None,
 ) -> ThresholdResult:
     """Return the result with the largest bound; those after ``num_first`` are at ranks of present scores."""
-    best, ranked = found[0], []
-    for index, result in enumerate(found):
+    best, ranked = results[0], []
+    for index, result in enumerate(results):
         exchanged = num_first is not None and index >= num_first
         ranked.append(result.counts.exchanged() if exchanged else result.counts)
         parameter = inference.at_rank(ranked[-1], query, best.parameter)
@@ -226,25 +223,25 @@ def _p_value(
 def _extremes(name: str, scores: ScoreArray, ranks: IntArray, *, sign: int) -> ScoreArray:
     """Return the scores with as many others above (``sign`` 1) or below (-1) as ``ranks`` says, in chunks."""
     most, size = int(ranks[-1]) + 1, 0
-    kept: list[ScoreArray] = []
+    candidates: list[ScoreArray] = []
     least: Any = None  # the smallest score that may still be among the extreme ones
     for start, piece in chunks(scores):
         require_finite(name, start, piece)
         values = sign * piece
-        kept.append(values if least is None else values[values > least])
-        size += kept[-1].size
+        candidates.append(values if least is None else values[values > least])
+        size += candidates[-1].size
         if size >= 2 * most + piece.size:  # rarely, so that the time grows with the number of scores only
-            kept = [np.partition(np.concatenate(kept), size - most)[size - most :]]
-            least, size = kept[0][0], most
-    ordered = np.sort(np.concatenate(kept))
+            candidates = [np.partition(np.concatenate(candidates), size - most)[size - most :]]
+            least, size = candidates[0][0], most
+    ordered = np.sort(np.concatenate(candidates))
     return np.asarray(sign * ordered[ordered.size - 1 - ranks])
 
 
 def _count_up_to(name: str, scores: ScoreArray, thresholds: ScoreArray, *, sign: int) -> IntArray:
     """Return how many scores are at most (``sign`` 1) or at least (-1) each threshold, in chunks."""
-    found = np.zeros(thresholds.size, dtype=np.int64)
+    counts = np.zeros(thresholds.size, dtype=np.int64)
     for start, piece in chunks(scores):
         require_finite(name, start, piece)
         values = sign * piece
-        found += [int(np.count_nonzero(values <= threshold)) for threshold in sign * thresholds]
-    return found
+        counts += [int(np.count_nonzero(values <= threshold)) for threshold in sign * thresholds]
+    return counts

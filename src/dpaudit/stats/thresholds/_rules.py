@@ -16,7 +16,7 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, ScoreArray
 from dpaudit.errors import InputError
-from dpaudit.stats._counts import ErrorCounts, StepErrors, StepScores
+from dpaudit.stats._counts import StepErrors, StepScores
 from dpaudit.stats._observations import Observations, chunks, is_on_disk, require_finite
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import (
@@ -24,7 +24,6 @@ from dpaudit.stats.inference import (
     BoundQuery,
     ClopperPearson,
     CountInference,
-    ExactInference,
     Inference,
     ThresholdResult,
 )
@@ -34,17 +33,16 @@ from dpaudit.stats.thresholds._base import (
     EmpiricalROC,
     ThresholdRule,
     as_points,
+    best_bound_rates,
     least_balanced_error,
+    least_error_rates,
     smooth,
     unsupported,
 )
-from dpaudit.stats.thresholds._placement import best_bound_rates, least_error_rates
 from dpaudit.stats.tradeoffs import Gaussian
 from dpaudit.stats.tradeoffs._attack import Attack
 
 _CANDIDATES = 64  # few, so that the choice follows the shape of the scores rather than their noise
-_GROWTH = 1.3  # choose again once the number of past steps has grown by this factor
-_OTHERS = 32  # thresholds evaluated in addition to the best-ranked one
 
 
 @dataclass(frozen=True)
@@ -226,9 +224,9 @@ def _split(
             raise InputError(
                 "Expected enough steps for HeldOut() to leave scores to count on both sides, got too few."
             )
-        kept = observations.with_steps[~with_held], observations.without_steps[~without_held]
-        steps = np.unique(np.concatenate(kept), return_inverse=True)[1]
-        rest |= {"with_steps": steps[: kept[0].size], "without_steps": steps[kept[0].size :]}
+        steps_left = observations.with_steps[~with_held], observations.without_steps[~without_held]
+        steps = np.unique(np.concatenate(steps_left), return_inverse=True)[1]
+        rest |= {"with_steps": steps[: steps_left[0].size], "without_steps": steps[steps_left[0].size :]}
     return absent.reshape(-1), present.reshape(-1), replace(observations, **rest)
 
 
@@ -237,15 +235,15 @@ def _split_side(name: str, scores: ScoreArray, held: BoolArray) -> tuple[ScoreAr
     if not is_on_disk(scores):
         return scores[held], scores[~held]
     number = np.count_nonzero(held)
-    parts = np.empty(number, scores.dtype), np.empty(scores.size - number, scores.dtype)
+    halves = np.empty(number, scores.dtype), np.empty(scores.size - number, scores.dtype)
     ends = [0, 0]
     for start, piece in chunks(scores):
         require_finite(name, start, piece)
         mask = held[start : start + piece.size]
         for index, chosen in enumerate((piece[mask], piece[~mask])):
-            parts[index][ends[index] : ends[index] + chosen.size] = chosen
+            halves[index][ends[index] : ends[index] + chosen.size] = chosen
             ends[index] += chosen.size
-    return parts
+    return halves
 
 
 @dataclass(frozen=True)
@@ -301,7 +299,8 @@ def _from_earlier_steps(
     intervals = [(np.full(steps.num_steps, -np.inf), np.full(steps.num_steps, np.inf)) for _ in rates]
     step = 1
     while step < steps.num_steps:
-        until = max(step + 1, int(step * _GROWTH))
+        # choose again once there are 1.3 times as many past steps
+        until = max(step + 1, int(step * 1.3))
         absent, present = steps.before(step)
         thresholds[step:until] = least_balanced_error(absent, present)
         for rate, (low, high) in zip(rates, intervals, strict=True):
@@ -332,7 +331,7 @@ class SameData(ThresholdRule):
         roc = EmpiricalROC.of(observations)
         ranks = [roc.best(inference, query)]
         if not inference.rank_is_bound:  # an approximation, which may err in the tails: evaluate others too
-            others = np.linspace(0, roc.absent.size - 1, _OTHERS).astype(np.int64)
+            others = np.linspace(0, roc.absent.size - 1, 32).astype(np.int64)
             ranks += np.unique(others).tolist()
         results = [_at_rank(roc, rank, inference, query) for rank in ranks]
         return max(results, key=lambda result: result.parameter)
@@ -374,8 +373,8 @@ class BestOf(ThresholdRule):
     def __repr__(self) -> str:
         if self.chosen is None:
             return f"BestOf(rules={self.rules!r}, shares={self.shares!r})"
-        parts = zip(self.rules, self.shares, strict=True)
-        shares = " and ".join(f"{rule!r} with {share:g} of the error" for rule, share in parts)
+        shared = zip(self.rules, self.shares, strict=True)
+        shares = " and ".join(f"{rule!r} with {share:g} of the error" for rule, share in shared)
         return f"{self.chosen!r}, the better of {shares}"
 
     @property
@@ -385,39 +384,25 @@ class BestOf(ThresholdRule):
         return self.chosen.label
 
     @property
-    def main(self) -> ThresholdRule:
-        """The first rule."""
-        return _known(self.rules[0])
-
-    @property
     def known_rules(self) -> list[ThresholdRule]:
         """All rules; one that was read from a file and is not known raises an ``InputError``."""
         return [_known(rule) for rule in self.rules]
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         rules = self.known_rules
-        found = [
+        results = [
             rule.apply(observations, inference, replace(query, error_rate=share * query.error_rate))
             for rule, share in zip(rules, self.shares, strict=True)
         ]
-        best = max(range(len(found)), key=lambda index: found[index].parameter)
-        p_value = partial(self._p_value, found)
-        return replace(found[best], rule=replace(self, chosen=rules[best]), p_value=p_value)
+        best = max(range(len(results)), key=lambda index: results[index].parameter)
+        p_value = partial(self._p_value, results)
+        return replace(results[best], rule=replace(self, chosen=rules[best]), p_value=p_value)
 
-    def _p_value(self, found: Sequence[ThresholdResult], claimed: float) -> float:
+    def _p_value(self, results: Sequence[ThresholdResult], claimed: float) -> float:
         """Return the smallest p-value of the rules, each divided by its share of the error."""
-        shared = zip(found, self.shares, strict=True)
-        p_values = (one.p_value(claimed) / share for one, share in shared if one.p_value is not None)
+        shared = zip(results, self.shares, strict=True)
+        p_values = (result.p_value(claimed) / share for result, share in shared if result.p_value is not None)
         return min([1.0, *p_values])
-
-    def largest_bound(self, inference: ExactInference, counts: ErrorCounts, query: BoundQuery) -> float:
-        return self.main.largest_bound(inference, counts, query)
-
-    def counted(self, size: int) -> int:
-        return self.main.counted(size)
-
-    def error(self, error: float, num_absent: int) -> float:
-        return self.main.error(self.shares[0] * error, num_absent)
 
 
 def _known(rule: ThresholdRule | NamedPart) -> ThresholdRule:

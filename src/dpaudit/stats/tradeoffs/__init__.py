@@ -1,15 +1,28 @@
 """Trade-off families: which error rates a mechanism allows."""
 
-from dpaudit.stats.tradeoffs._base import TradeOff
-from dpaudit.stats.tradeoffs._families import ApproximateDP, Gaussian, Laplace, PureDP, RandomizedResponse
-from dpaudit.stats.tradeoffs._piecewise import PiecewiseLinear
+from dpaudit.stats.tradeoffs._attack import Attack, sampled_attack
+from dpaudit.stats.tradeoffs._base import TradeOff, ratio_epsilon
+from dpaudit.stats.tradeoffs._families import (
+    ApproximateDP,
+    Gaussian,
+    Laplace,
+    PureDP,
+    RandomizedResponse,
+    approximate_fnr,
+)
+from dpaudit.stats.tradeoffs._piecewise import PiecewiseLinear, lower_hull
 
 __all__ = [
     "ApproximateDP",
+    "Attack",
     "Gaussian",
     "Laplace",
     "PiecewiseLinear",
     "PureDP",
     "RandomizedResponse",
     "TradeOff",
+    "approximate_fnr",
+    "lower_hull",
+    "ratio_epsilon",
+    "sampled_attack",
 ]

@@ -15,7 +15,6 @@ from scipy import special
 
 from dpaudit._types import FloatArray
 
-_LARGEST = 1e300  # mu: the product of an infinite one and zero is no number
 _DEVIATIONS = 9.0  # how far tables of probit scores extend
 _POINTS = 3601
 MECHANISMS = GAUSSIAN_NOISE, LAPLACE_NOISE = "Gaussian noise", "Laplace noise"
@@ -95,7 +94,8 @@ def gaussian_attack(mu: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
     ``lengths`` are equally frequent lengths of canaries in units of the sensitivity. Each score is in units
     of the length of its canary, so that the noise of a short one is larger.
     """
-    mus = min(mu, _LARGEST) * np.asarray(lengths, dtype=np.float64)
+    # an infinite mu times zero is no number
+    mus = min(mu, 1e300) * np.asarray(lengths, dtype=np.float64)
 
     def rates_at(threshold: float) -> tuple[float, float]:
         fpr, fnr = special.ndtr(np.asarray([-threshold, threshold - 1])[:, None] * mus).mean(axis=1)

@@ -9,8 +9,8 @@ from typing import Self
 import numpy as np
 
 from dpaudit._types import ArrayLike, FloatArray
-from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats._serialization import Serializable
+from dpaudit.stats.rootfinding import last_true
 from dpaudit.stats.tradeoffs._attack import Attack
 
 
@@ -95,9 +95,9 @@ def ratio_epsilon(fpr: FloatArray, fnr: FloatArray, delta: float | FloatArray) -
     Paper, section 2.3: the maximum of ln((1 - delta - fpr) / fnr) and ln((1 - delta - fnr) / fpr).
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        one = np.log(np.maximum(1 - delta - fnr, 0)) - np.log(fpr)
+        log_ratio = np.log(np.maximum(1 - delta - fnr, 0)) - np.log(fpr)
         other = np.log(np.maximum(1 - delta - fpr, 0)) - np.log(fnr)
-    return at_least_zero(np.fmax(one, other))
+    return at_least_zero(np.fmax(log_ratio, other))
 
 
 def at_least_zero(values: ArrayLike) -> FloatArray:

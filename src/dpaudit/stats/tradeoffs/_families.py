@@ -15,7 +15,7 @@ from scipy import special
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray
-from dpaudit.stats._rootfinding import last_true
+from dpaudit.stats.rootfinding import last_true
 from dpaudit.stats.tradeoffs._attack import (
     GAUSSIAN_NOISE,
     LAPLACE_NOISE,
@@ -183,8 +183,8 @@ class RandomizedResponse(TradeOff):
     def epsilon(self, parameter: float, delta: float) -> float:
         # delta(eps) = truth - e^eps lie
         log_lie = self._log_lie(parameter)
-        kept = math.exp(parameter + log_lie) - delta
-        return max(math.log(kept) - log_lie, 0.0) if kept > 0 else 0.0
+        excess = math.exp(parameter + log_lie) - delta
+        return max(math.log(excess) - log_lie, 0.0) if excess > 0 else 0.0
 
 
 def approximate_fnr(epsilon: float | FloatArray, delta: float | FloatArray, fpr: FloatArray) -> FloatArray:
@@ -269,8 +269,8 @@ class PureDP(TradeOff):
 
     def epsilon(self, parameter: float, delta: float) -> float:
         # (e^eps - delta (1 + e^eps)) = e^eps (1 - delta (1 + e^-eps))
-        kept = 1 - delta * (1 + math.exp(-parameter))
-        return max(parameter + math.log(kept), 0.0) if kept > 0 else 0.0
+        excess = 1 - delta * (1 + math.exp(-parameter))
+        return max(parameter + math.log(excess), 0.0) if excess > 0 else 0.0
 
     def balanced_error(self, parameter: float) -> float:
         return math.exp(-np.logaddexp(0.0, parameter))

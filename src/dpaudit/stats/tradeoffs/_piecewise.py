@@ -13,7 +13,6 @@ from dpaudit.stats.tradeoffs._base import TradeOff, ratio_epsilon
 from dpaudit.stats.tradeoffs._families import approximate_fnr
 
 _Point = tuple[float, float]
-_SHOWN = 8  # with more lines, only their number is printed
 _BLOCK = 4096  # error rates processed at once: keeps the rates x lines table to a few dozen megabytes
 
 
@@ -52,7 +51,7 @@ class PiecewiseLinear(TradeOff):
         return min(parameter, 1.0) * self._eps + max(parameter - 1.0, 0.0)
 
     def __repr__(self) -> str:
-        if len(self.epsilons) <= _SHOWN:
+        if len(self.epsilons) <= 8:
             return f"PiecewiseLinear(epsilons={self.epsilons}, deltas={self.deltas})"
         return f"PiecewiseLinear({len(self.epsilons)} lines)"
 

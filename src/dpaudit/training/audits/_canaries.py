@@ -19,8 +19,15 @@ from torch import Tensor
 from dpaudit._torch import CanaryVectors, HeldOutData, require_fitting
 from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, ProgressCallback
 from dpaudit._types import FloatArray
-from dpaudit.canaries import Coins, Directions, Draws, GradientCanary, InputCanary, ParameterLayout
-from dpaudit.canaries._randomness import STEPS_AT_ONCE
+from dpaudit.canaries import (
+    STEPS_AT_ONCE,
+    CanaryCoins,
+    CanaryPlan,
+    Directions,
+    GradientCanary,
+    InputCanary,
+    ParameterLayout,
+)
 from dpaudit.recording import ObservedCanaries, TrainingInfo
 from dpaudit.training._seeds import generator
 from dpaudit.training._settings import Batch
@@ -28,7 +35,7 @@ from dpaudit.training._training import Step, Training
 from dpaudit.training.data._dataset import fingerprints_of
 from dpaudit.training.gradients import Rows, per_example, refuse_batch_norm, trainable, vmap_rows
 
-# purposes of random streams, besides those of Draws
+# purposes of random streams, besides those of CanaryPlan
 SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
 _ROOM_FOR_SQUARES = 16.0  # between the square root of the largest number and the longest canary
 _MOST_PLANNED = 16_384  # canaries whose rows are kept for many steps
@@ -47,7 +54,7 @@ class CanaryInserter(ABC):
     coupled: ClassVar[bool] = False
     """Whether a score depends on which other canaries were present, because canaries overlap."""
 
-    draws: Draws | Coins
+    draws: CanaryPlan | CanaryCoins
     """The membership of canaries and the random streams of the audit."""
 
     lengths: FloatArray | None = None
@@ -81,7 +88,7 @@ class GradientInserter(CanaryInserter):
     """Gradient canaries of known length, scored in units of the clipping norm."""
 
     def __init__(self, training: Training, canary: GradientCanary, num_canaries: int, seed: int) -> None:
-        self.draws: Draws = Draws(canary, num_canaries, seed)
+        self.draws: CanaryPlan = CanaryPlan(canary, num_canaries, seed)
         self._canary, self._norm = canary, training.settings.max_grad_norm
         parameters = trainable(training.model)
         shapes = tuple(tuple(value.shape) for value in parameters.values())
@@ -193,7 +200,7 @@ class InputInserter(CanaryInserter):
         data: HeldOutData,
         on_step: ProgressCallback | None = None,
     ) -> None:
-        self.draws = Coins(num_canaries, seed)
+        self.draws = CanaryCoins(num_canaries, seed)
         data.require_apart(
             fingerprints_of(training.data), "the training data", advice=", or pass apart_from= to it"
         )

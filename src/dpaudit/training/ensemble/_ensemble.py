@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpaudit import _validate
 from dpaudit._types import IntArray
 from dpaudit.errors import InputError
-from dpaudit.training._mechanism import GaussianSum, Mechanism
+from dpaudit.training._private_sum import GaussianSum, PrivateSum
 from dpaudit.training._seeds import Seeds, generator, initialize
 from dpaudit.training._settings import DPSGD, SGD
 from dpaudit.training._training import Training
@@ -50,7 +50,7 @@ class Ensemble:
     canary: Example
     settings: DPSGD
     loss: Loss = cross_entropy
-    mechanism: Mechanism | None = None
+    mechanism: PrivateSum | None = None
     initial_weights: Tensor | None = None
     models_at_once: int | None = None
     device: torch.device | str = "cpu"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpaudit._types import IntArray
-from dpaudit.training._mechanism import GaussianSum, Mechanism
+from dpaudit.training._private_sum import GaussianSum, PrivateSum
 from dpaudit.training._seeds import Seeds, generator
 from dpaudit.training._settings import DPSGD, SGD
 from dpaudit.training.data import Dataset
@@ -29,7 +29,7 @@ def train_stacked(
     *,
     seeds: Sequence[Seeds],
     settings: DPSGD,
-    mechanism: Mechanism,
+    mechanism: PrivateSum,
     loss: Loss,
     expected_batch_size: float,
 ) -> Tensor:
@@ -49,7 +49,7 @@ def train_stacked(
 
 
 def private_sum(
-    mechanism: Mechanism,
+    mechanism: PrivateSum,
     rows: StackedRows,
     sizes: Tensor,
     generators: Sequence[torch.Generator],
@@ -67,7 +67,7 @@ def private_sum(
     return out
 
 
-def _fill_with_noise(mechanism: Mechanism, generators: Sequence[torch.Generator], out: Tensor) -> None:
+def _fill_with_noise(mechanism: PrivateSum, generators: Sequence[torch.Generator], out: Tensor) -> None:
     if isinstance(mechanism, GaussianSum) and type(mechanism).noise is GaussianSum.noise:
         scale = mechanism.noise_multiplier * mechanism.max_grad_norm
         for row, generator in zip(out, generators, strict=True):  # in place, to save a pass over memory

@@ -12,8 +12,7 @@ import numpy as np
 from scipy import special
 
 from dpaudit._types import FloatArray
-from dpaudit.accounting import SubsampledGaussian
-from dpaudit.accounting._pld import epsilon_above
+from dpaudit.accounting import SubsampledGaussian, epsilon_above
 from dpaudit.experiments.reproduction._figure import (
     Figure,
     Key,

@@ -11,8 +11,7 @@ import math
 import numpy as np
 from scipy import special
 
-from dpaudit.accounting import SubsampledGaussian, noise_for_epsilon
-from dpaudit.accounting._pld import epsilon_above
+from dpaudit.accounting import SubsampledGaussian, epsilon_above, noise_for_epsilon
 from dpaudit.experiments.reproduction._figure import (
     Figure,
     Key,
@@ -40,7 +39,7 @@ from dpaudit.experiments.reproduction._panels import (
 )
 from dpaudit.experiments.reproduction._simulation import DELTA
 from dpaudit.stats import ApproximateDP, Gaussian, Laplace, PiecewiseLinear, RandomizedResponse, TradeOff
-from dpaudit.stats.tradeoffs._base import ratio_epsilon
+from dpaudit.stats.tradeoffs import ratio_epsilon
 
 _APPROXIMATE, _EXACT = "(eps,delta)-DP", "exact"
 _RESPONSE = "randomised response"  # seeds and files of cells depend on this spelling

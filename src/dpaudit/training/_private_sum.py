@@ -14,7 +14,7 @@ from dpaudit.training._settings import DPSGD
 from dpaudit.training.gradients import Rows, add_clipped
 
 
-class Mechanism(Protocol):
+class PrivateSum(Protocol):
     """Private sum; to test an audit, pass a broken one to ``Training``."""
 
     def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class GaussianSum:
         return drawn.mul_(self.noise_multiplier * self.max_grad_norm)
 
 
-class Sampling(Protocol):
+class Sampler(Protocol):
     """Sampling scheme that selects the examples of a step."""
 
     def indices(self, num_examples: int, generator: torch.Generator) -> Tensor:

@@ -16,9 +16,7 @@ from dpaudit._types import BoolArray
 from dpaudit.canaries._gradients import Directions, GradientCanary, ParameterLayout
 from dpaudit.errors import InputError
 
-_AUDIT = 0x617564  # separates the random streams of audit and training, even if both have the same seed
 _COINS, _DIRECTIONS = 0, 1  # purposes of random streams
-_WHOLE_RUN = 2**32 - 1  # larger than any step number
 _FEWEST = 32  # entries of a data set; one side is then empty once in two billion runs
 STEPS_AT_ONCE = 64  # whose coins are drawn together: creating an RNG takes longer than drawing for a step
 
@@ -38,7 +36,7 @@ class _StepRandomness:
     def rng(self, index: int, purpose: int = _COINS) -> np.random.Generator:
         """Return the RNG of one step, or of anything else numbered by ``index``."""
         # a spawn key: a plain list that ends in zeros would equal the seed of the training run
-        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(_AUDIT, purpose, index)))
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0x617564, purpose, index)))
 
     def coins(self, index: int) -> BoolArray:
         """Return whether each canary is present in a step: one fair coin per canary."""
@@ -60,12 +58,13 @@ class _StepRandomness:
                 f"Expected num_canaries={self.num_canaries} to be at least {_FEWEST} in an audit of "
                 "the whole run: each canary is one observation, and some must be present and some absent."
             )
-        return self._coins(_WHOLE_RUN)
+        # larger than any step number
+        return self._coins(2**32 - 1)
 
 
 @dataclass(frozen=True)
-class Coins(_StepRandomness):
-    """The presence of input canaries, whose directions are given by their gradients."""
+class CanaryCoins(_StepRandomness):
+    """The coins of input canaries, whose directions are given by their gradients."""
 
     num_canaries: int
     seed: int
@@ -76,7 +75,7 @@ class Coins(_StepRandomness):
 
 
 @dataclass(frozen=True)
-class Draws(_StepRandomness):
+class CanaryPlan(_StepRandomness):
     """The presence and the directions of gradient canaries."""
 
     canary: GradientCanary
@@ -91,8 +90,8 @@ class Draws(_StepRandomness):
 
     def coins(self, index: int) -> BoolArray:
         """Return whether each canary is present in a step: a fair coin for each that may be."""
-        coins, may_join = self._coins(index), self.canary.may_join(index, self.num_canaries)
-        return coins if may_join is None else coins & may_join
+        coins, eligible = self._coins(index), self.canary.eligible(index, self.num_canaries)
+        return coins if eligible is None else coins & eligible
 
     def direction_rng(self, index: int) -> np.random.Generator:
         """Return the RNG of a step's directions; steps with the same variant have the same."""

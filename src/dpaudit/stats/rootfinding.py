@@ -13,7 +13,6 @@ _TINY = 1e-9
 _HUGE = 1e9
 SMALLEST_ERROR = 1e-12  # smaller error rates are not more informative
 LARGEST_ERROR = 0.5  # at which a bound is defined
-_CLOSE = 1.01  # ratio of neighboring error rates
 
 
 def last_true(refuted: Callable[[float], bool], start: float = 1.0, tolerance: float = 1e-7) -> float:
@@ -111,7 +110,7 @@ def smallest_error(refutes: Callable[[float], bool], most: float = LARGEST_ERROR
         return 1.0
     if refutes(low):
         return low
-    while high > _CLOSE * low:
+    while high > 1.01 * low:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if refutes(middle) else (middle, high)
     return high
