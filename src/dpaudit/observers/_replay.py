@@ -217,9 +217,7 @@ class _Comparison:
             self._has_effect |= self._is_ordered
             return math.nan
         for first, second in zip(releases, run.releases, strict=True):
-            if first.rows is not None and second.rows is not None:
-                eps = max(first.row_eps, second.row_eps) if neighbor.is_resized else 0.0
-                self._add_rows(neighbor, len(first.rows), *unmatched_rows(first.rows, second.rows, eps))
+            self._add_rows(neighbor, first, second)
         return self._add_distance(neighbor, run, allowed)
 
     def _obstacle(self, neighbor: Neighbor, run: StepTrace) -> str | None:
@@ -349,12 +347,16 @@ class _Comparison:
         """Return a comparison with another first run of the same step, without any finding."""
         return _Comparison(self.step, first, self._is_ordered)
 
-    def _add_rows(self, neighbor: Neighbor, num_rows: int, lost: int, new: int) -> None:
+    def _add_rows(self, neighbor: Neighbor, first: ReleaseTrace, second: ReleaseTrace) -> None:
         """Compare the gradients as sets, because a step may sort or split its examples by their content."""
+        if first.rows is None or second.rows is None:
+            return
+        eps = max(first.row_eps, second.row_eps) if neighbor.is_resized else 0.0
+        lost, new = unmatched_rows(first.rows, second.rows, eps)
         count, is_exchanged = max(lost, new), bool(lost and new)
         if count <= 1 and not (neighbor.is_resized and is_exchanged):
             return
-        if num_rows > self.step.num_examples or (neighbor.is_resized and not is_exchanged):
+        if len(first.rows) > self.step.num_examples or (neighbor.is_resized and not is_exchanged):
             sentence = f"The clipped gradients of {count} rows change if one example is {neighbor.change}."
             self._add("rows-per-example", sentence, count, neighbor)
             return

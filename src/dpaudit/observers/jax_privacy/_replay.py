@@ -168,13 +168,9 @@ class _JaxRun:
         """Replace the privatizer: note the release, and return that of the first run."""
         noisy, state = self._privatizer.update(updates, state, params, **options)
         total, eps = _flat(updates), max(_eps(leaf) for leaf in jax.tree.leaves(noisy))
-        factor, rows = None, None
-        if self._pending:
-            factor = scale_between(np.sum([pending for pending, _ in self._pending], axis=0), total, eps)
-            if factor is not None or len(self._pending) == 1:  # otherwise some are not part of the sum
-                rows = np.concatenate([rows for _, rows in self._pending])
+        factor, rows = self._take_pending(total, eps)
         unit = self._bound or self._gradients.bound * (abs(factor) if factor else 1.0)
-        index, self._pending = len(self.trace.releases), []
+        index = len(self.trace.releases)
         self.trace.releases.append(
             ReleaseTrace(
                 total=total,
@@ -189,6 +185,16 @@ class _JaxRun:
         if self._first is not None and index < len(self._first.releases):
             noisy = _like(noisy, self._first.releases[index].noisy)
         return noisy, state
+
+    def _take_pending(self, total: NumberArray, eps: float) -> tuple[float | None, FloatArray | None]:
+        """Return the factor of the sum since the last release and its rows, None where they are unknown."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return None, None
+        factor = scale_between(np.sum([clipped for clipped, _ in pending], axis=0), total, eps)
+        if factor is None and len(pending) > 1:  # some are not part of the sum
+            return None, None
+        return factor, np.concatenate([rows for _, rows in pending])
 
     def compare_randomness(self) -> None:
         """Note whether gradients of unchanged examples differ although no other example can affect them.

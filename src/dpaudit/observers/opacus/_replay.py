@@ -126,14 +126,8 @@ class _OpacusStep(ReplayedStep):
         self._others |= {f"published_state[{index}]": state for index, state in enumerate(published_state)}
         self._protected = [_Protected.of(optimizer, model)]
         for other in filter(None, map(_private_inside, other_optimizers)):
-            candidates = [module for module in (model, *published_state) if _trains(other, module)]
-            ghost = next((module for module in candidates if hasattr(module, "get_clipping_coef")), None)
-            _require_replayable(other, ghost)
-            self._protected.append(_Protected.of(other, ghost))
-        for index, protected in enumerate(self._protected):
-            accounting = attached_accounting(protected.optimizer)
-            if accounting is not None:
-                self._others[f"accountant {index + 1}" if index else "accountant"] = accounting.accountant
+            self._protected.append(_Protected.among(other, (model, *published_state)))
+        self._others |= _accountants(self._protected)
         self._snapshot = TorchSnapshot([optimizer, model, *self._others.values(), *private_state])
         self.must_clip = any(protected.ghost is not None for protected in self._protected)
         self._private = {id(parameter) for parameter in optimizer.params}
@@ -176,16 +170,16 @@ class _OpacusStep(ReplayedStep):
     def _state(self) -> dict[tuple[str, str], str]:
         """Return digests of everything that the step may write, by the finding that a change of it is."""
         optimizer = self._optimizer
-        digests = {("weights", self._names[id(value)]): digest(value) for value in optimizer.params}
+        trained = {self._names[id(value)]: value for value in optimizer.params} | self._more_weights
+        digests = {("weights", name): digest(value) for name, value in trained.items()}
         inner = optimizer.original_optimizer.state_dict()
         digests |= {("optimizer-state", name): text for name, text in state_digests("", inner["state"])}
         digests |= {("hyperparameters", name): text for name, text in _settings(optimizer)}
-        if self._model is not None:
-            for name, value in self._model.state_dict(keep_vars=True).items():
-                if isinstance(value, Tensor) and id(value) not in self._private:
-                    kind = "weights" if isinstance(value, nn.Parameter) else "buffers"
-                    digests[kind, name.removeprefix("_module.")] = digest(value)
-        digests |= {("weights", name): digest(value) for name, value in self._more_weights.items()}
+        model_state = {} if self._model is None else self._model.state_dict(keep_vars=True)
+        for name, value in model_state.items():
+            if isinstance(value, Tensor) and id(value) not in self._private:
+                kind = "weights" if isinstance(value, nn.Parameter) else "buffers"
+                digests[kind, name.removeprefix("_module.")] = digest(value)
         for name, value in self._others.items():
             digests |= {("other-state", key): text for key, text in state_digests(name, value)}
         return digests
@@ -217,6 +211,23 @@ class _Protected(NamedTuple):
     def of(cls, optimizer: DPOptimizer, model: Any) -> _Protected:
         return cls(optimizer, model if isinstance(clip_for(optimizer, model), GhostClip) else None)
 
+    @classmethod
+    def among(cls, optimizer: DPOptimizer, models: Sequence[Any]) -> _Protected:
+        """Return an optimizer with that of the models which does its ghost clipping."""
+        ghosts = [model for model in models if hasattr(model, "get_clipping_coef")]
+        ghost = next((model for model in ghosts if _trains(optimizer, model)), None)
+        _require_replayable(optimizer, ghost)
+        return cls.of(optimizer, ghost)
+
+
+def _accountants(protected: Sequence[_Protected]) -> dict[str, Any]:
+    accountings = [attached_accounting(optimizer) for optimizer, _ in protected]
+    return {
+        f"accountant {index + 1}" if index else "accountant": accounting.accountant
+        for index, accounting in enumerate(accountings)
+        if accounting is not None
+    }
+
 
 def _private_inside(wrapper: Any) -> DPOptimizer | None:
     try:
@@ -227,8 +238,7 @@ def _private_inside(wrapper: Any) -> DPOptimizer | None:
 
 
 def _trains(optimizer: DPOptimizer, model: Any) -> bool:
-    parameters = set(map(id, model.parameters())) if isinstance(model, nn.Module) else set()
-    return bool(parameters) and parameters >= set(map(id, optimizer.params))
+    return set(map(id, model.parameters())) >= set(map(id, optimizer.params))
 
 
 class _OpacusRun:

@@ -27,11 +27,11 @@ class TorchSnapshot:
         self._undo: list[Callable[[], object]] = []
         self._saved: dict[int, Any] = {}  # held, so that no identity is used twice
         numpy_random: Any = np.random
-        shared: Any = [torch.default_generator, numpy_random.mtrand._rand, random.getstate.__self__]  # type: ignore[attr-defined]
+        python_random: Any = random
+        self._generators = [torch.default_generator, numpy_random.mtrand._rand, python_random._inst]
         if torch.cuda.is_available():
             torch.cuda.init()  # type: ignore[no-untyped-call]
-            shared += torch.cuda.default_generators
-        self._generators: list[Any] = shared
+            self._generators += torch.cuda.default_generators
         for root in roots:
             self._save(root, is_root=True)
         self._random = self.random_state()
@@ -67,14 +67,13 @@ class TorchSnapshot:
         elif isinstance(value, Tensor):
             self._save_tensor(value)
         elif isinstance(value, np.ndarray):
-            array, before = value, value.copy()
-            self._undo.append(lambda: np.copyto(array, before))
+            before = value.copy()
+            self._undo.append(lambda: np.copyto(value, before))
         elif isinstance(value, dict | list | set | deque):
             self._save_container(value)
         elif isinstance(value, tuple):
-            for entry in value:
-                self._save(entry)
-        elif _is_object(value) and (is_root or isinstance(value, nn.Module) or has_state_dict(value)):
+            self._save_container(list(value))
+        elif has_state_dict(value) or (is_root and _is_object(value)):
             self._save_container(vars(value))
 
     def _save_tensor(self, tensor: Tensor) -> None:
@@ -139,22 +138,27 @@ def state_digests(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _digests(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    if has_state_dict(value):
-        value = value.state_dict()
-    elif isinstance(value, set | frozenset):
-        value = sorted(map(repr, value))
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
+    entries = _entries(value)
+    if entries is not None:
+        for key, entry in entries:
             yield from _digests(f"{name}.{key}" if name else str(key), entry)
-    elif isinstance(value, list | tuple | deque):
-        for index, entry in enumerate(value):
-            yield from _digests(f"{name}.{index}", entry)
     elif isinstance(value, Tensor):
         yield name, digest(value)
     elif isinstance(value, np.ndarray):
         yield name, hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
     elif isinstance(value, _PLAIN):
         yield name, repr(value)
+
+
+def _entries(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Return the keys and values of a container or of the state of an object, None for other values."""
+    if has_state_dict(value):
+        value = value.state_dict()
+    if isinstance(value, set | frozenset):
+        return enumerate(sorted(map(repr, value)))
+    if isinstance(value, list | tuple | deque):
+        return enumerate(value)
+    return value.items() if isinstance(value, Mapping) else None
 
 
 def digest(tensor: Tensor) -> str:
