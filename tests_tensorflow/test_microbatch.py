@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from runs import NORM, losses, private
 
-from dpaudit.observers.step import replay_step
+from dpaudit.observers.step import replay
 
 BATCH = 8
 
@@ -27,7 +27,7 @@ def sensitivity(name, num_microbatches):
         pairs = optimizer._compute_gradients(loss, model.trainable_variables, tape=tape)
         return np.concatenate([gradient.numpy().reshape(-1) for gradient, _ in pairs])
 
-    return replay_step(
+    return replay(
         release,
         present,
         [absent],

@@ -399,19 +399,19 @@ def of_body(parameters):
 def test_parameters_of_another_optimizer_are_found(private):
     made = private(noise_multiplier=0.8, build=TwoParts, optimizer=of_body)
     other = torch.optim.SGD(made.model.head.parameters(), lr=0.1)
-    report = checked(made, also=[other])
+    report = checked(made, other_optimizers=[other])
     assert names(report) == ["public-parameters"]
     assert "Parameters head.weight, head.bias are updated by another optimizer, SGD" in str(report)
     unknown = checked(made)
     assert names(unknown) == []
     assert any("head.weight" in note for note in unknown.notes)
     private_too = DPOptimizer(other, noise_multiplier=0.8, max_grad_norm=1.0, expected_batch_size=10)
-    assert not any("head" in text for text in (*checked(made, also=[private_too]).notes, ""))
+    assert not any("head" in text for text in (*checked(made, other_optimizers=[private_too]).notes, ""))
 
 
 def test_frozen_parameters_and_the_wrapped_optimizer_are_no_finding(private):
     made = private(noise_multiplier=0.8, build=lambda: two_parts(frozen=True))
-    report = checked(made, also=[made.optimizer.original_optimizer])
+    report = checked(made, other_optimizers=[made.optimizer.original_optimizer])
     assert clean(report)
     assert not any("head" in note for note in report.notes)
 
@@ -419,7 +419,7 @@ def test_frozen_parameters_and_the_wrapped_optimizer_are_no_finding(private):
 def test_a_private_parameter_that_another_optimizer_updates_is_found(private):
     made = private(noise_multiplier=0.8)
     other = torch.optim.SGD(made.model.parameters(), lr=0.1)
-    assert names(checked(made, also=[other])) == ["public-parameters"]
+    assert names(checked(made, other_optimizers=[other])) == ["public-parameters"]
 
 
 def test_parameters_that_change_without_the_private_optimizer_are_noted(private):
@@ -588,7 +588,7 @@ def test_what_a_function_returns_is_sorted_by_type_or_name(private):
         assert (found.module, found.optimizer, found.criterion, found.loader, found.privacy_engine) == parts[
             :5
         ]
-        assert found.also == (other,)
+        assert found.other_optimizers == (other,)
     by_name = {"optimizer": made.optimizer, "module": made.model, "epochs": 3}
     for given in (by_name, SimpleNamespace(**by_name), made.optimizer):
         assert PreparedTraining.of(given).optimizer is made.optimizer

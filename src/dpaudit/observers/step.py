@@ -1,14 +1,13 @@
 """Audits of any step: a function that maps gradients, or a loss and a batch, to a privatized gradient.
 
 :func:`observe_step` runs a step on gradients with canaries among them, :func:`observe_loss_step` a step that
-computes the gradients itself. :func:`replay_step` needs no statistics: it runs the same step with the same
-noise on two batches that differ in one example.
+computes the gradients itself. :func:`replay` needs no statistics: it runs a step with the same noise on
+batches that differ in one example.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,14 +34,14 @@ from dpaudit.observers._arrays import (
     require_vector,
     with_rows,
 )
-from dpaudit.observers._neighbors import neighbors
-from dpaudit.observers._replay_result import Sensitivity
+from dpaudit.observers._neighbors import Neighbor
+from dpaudit.observers._replay import compare_neighbors
+from dpaudit.observers._replay_result import ReleaseFunction, ReplayResult
 from dpaudit.observers._residuals import StepNoise, SumOfOthers, UnknownSumError, is_refuted
 from dpaudit.recording import LiveBound, ObservedCanaries, Recorder, TrainingInfo
 from dpaudit.recording._claim_source import claimed_mu
 
-__all__ = ["Sensitivity", "observe_loss_step", "observe_step", "replay_step"]
-
+__all__ = ["ReplayResult", "observe_loss_step", "observe_step", "replay"]
 
 _MIXTURE = Mixture()
 _NO_BATCHES = (
@@ -387,76 +386,44 @@ def _flat_gradient(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
     return flat(gradient)
 
 
-def replay_step(
+def replay(
     release: Callable[[Any], Any],
     batch: Any,
-    neighbours: Iterable[Any] | None = None,
+    neighbors: Iterable[Any] | None = None,
     *,
     reseed: Callable[[], object],
     max_grad_norm: float,
     batch_size: float | None = None,
-) -> Sensitivity:
-    """Release ``batch`` and each of its ``neighbours`` with the same noise, and compare.
+) -> ReplayResult:
+    """Release ``batch`` and each of its ``neighbors`` with the same noise, and compare.
 
     ``release`` maps a batch of any type to a noisy sum of clipped gradients (or that sum divided by
     ``batch_size`` if given). It starts from examples, so that code that couples them before their
     gradients are computed is detected too. A neighboring batch has one example more or one less. By default,
     for a batch of arrays with one row per example, neighbors are made from it; those with an example replaced
-    count half of their distance. ``reseed`` resets the noise.
+    may move the release by two clipping norms. ``reseed`` resets the noise.
 
     >>> def clipped_mean(rows):  # divides by the number of examples, which is private
     ...     norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
     ...     return (rows / norms).mean(axis=0)
     >>> batch = np.eye(10)
-    >>> neighbours = [batch[1:], np.concatenate([batch, -50 * batch[:1]])]
-    >>> options = {"reseed": lambda: None, "max_grad_norm": 1.0, "batch_size": 10}
-    >>> print(replay_step(clipped_mean, batch, neighbours, **options))
-    one example moves the release by 1.054 clipping norms, more than the 1 allowed
+    >>> neighbors = [batch[1:], np.concatenate([batch, -50 * batch[:1]])]
+    >>> result = replay(
+    ...     clipped_mean, batch, neighbors, reseed=lambda: None, max_grad_norm=1.0, batch_size=10
+    ... )
+    >>> print(result.findings[0].name, round(result.largest, 3))
+    sensitivity 1.054
     """
-    norm = _validate.positive("max_grad_norm", max_grad_norm)
-    scale = (1.0 if batch_size is None else _validate.positive("batch_size", batch_size)) / norm
-    first = _replayed(release, batch, reseed)
-    if not np.isfinite(first).all():
-        raise InputError("Expected a batch with a finite release, got one that is infinite or NaN.")
-    if not np.array_equal(first, _replayed(release, batch, reseed)):
-        raise InputError(
-            "Expected the same release of the same batch after reseed(), got a different one: reseed() does "
-            "not reset the RNG of the noise."
-        )
-    pairs = _default_neighbors(batch) if neighbours is None else ((other, 1.0) for other in neighbours)
-    moved = [_distance(first, release, other, reseed) * scale / allowed for other, allowed in pairs]
-    if not moved:
-        raise InputError("Expected neighbours to contain at least one batch, got none.")
-    if not np.array_equal(first, _replayed(release, batch, reseed)):
-        raise InputError(
-            "Expected the same release of the same batch after reseed(), got a different one after other "
-            "batches: the step keeps data of one batch for the next, which leaks them unless it is noised."
-        )
-    return Sensitivity(tuple(moved))
-
-
-def _default_neighbors(batch: Any) -> Iterator[tuple[Any, float]]:
-    """Yield neighbors, each with the distance that is allowed."""
-    for neighbor in neighbors(batch):
-        if neighbor.is_finite:
-            yield neighbor.batch, 1.0 if neighbor.is_resized else 2.0
-
-
-def _replayed(release: Callable[[Any], Any], batch: Any, reseed: Callable[[], object]) -> FloatArray:
-    reseed()
-    return as_numpy(release(batch)).reshape(-1)
-
-
-def _distance(
-    first: FloatArray, release: Callable[[Any], Any], other: Any, reseed: Callable[[], object]
-) -> float:
-    with np.errstate(all="ignore"):  # neighbors may be extreme
-        second = _replayed(release, other, reseed)
-    if first.shape != second.shape:
-        raise InputError(
-            f"Expected releases of the same shape, got {first.size} numbers for the batch and {second.size} "
-            "for a neighboring one."
-        )
-    if not np.isfinite(second).all():
-        return math.nan  # a category of its own, as in a replay with Opacus or JAX
-    return float(np.linalg.norm(first - second))
+    unit = _validate.positive("max_grad_norm", max_grad_norm)
+    divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
+    step = ReleaseFunction(release, reseed, unit=unit, divisor=divisor)
+    if neighbors is None:
+        return compare_neighbors(step, batch)
+    changes = {f"added or removed, as in neighbors[{index}]": other for index, other in enumerate(neighbors)}
+    if not changes:
+        raise InputError("Expected neighbors to contain at least one batch, got none.")
+    named = [
+        Neighbor(change=change, batch=other, size_change=1, is_natural=False)
+        for change, other in changes.items()
+    ]
+    return compare_neighbors(step, batch, named)

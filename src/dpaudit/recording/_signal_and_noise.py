@@ -174,7 +174,7 @@ def _cause_of_loss(moments: LengthMoments, claimed_noise: float | None) -> str:
     if claimed_noise is None or not is_part:
         return (
             "the release does not contain the canaries that were added to the sum, or they were clipped "
-            "together with other gradients instead of one by one (check with replay_step), or the release is "
+            "together with other gradients instead of one by one (check with replay()), or the release is "
             "a mean instead of a sum"
         )
     ratio = math.sqrt(moments.absent.error * moments.absent.count) / claimed_noise
@@ -185,7 +185,7 @@ def _cause_of_loss(moments: LengthMoments, claimed_noise: float | None) -> str:
         )
     return (
         "the sum is scaled down before the noise, so it is clipped again after its rows were added, or "
-        "gradients are clipped together instead of one by one (check with replay_step), or the sum is divided"
+        "gradients are clipped together instead of one by one (check with replay()), or the sum is divided"
     )
 
 

@@ -265,12 +265,12 @@ def size_in_divisor(is_broken: bool, seed: int) -> Evidence:
 # replayed steps
 
 
-def _replayed(private: _Private, step: _Step | None, *, non_finite: bool = False) -> Evidence:
+def _replayed(private: _Private, step: _Step | None, *, non_finite: bool = False, **named: Any) -> Evidence:
     """Replay one step on neighboring batches; a non-finite release counts only if asked for."""
     inputs = torch.randn(_NUM_REPLAYED, _FEATURES)
     batch = inputs, torch.arange(_NUM_REPLAYED) % _CLASSES
     replayed = private.step if step is None else partial(step, private)
-    result = replay(replayed, batch, optimizer=private.optimizer, model=private.model)
+    result = replay(replayed, batch, optimizer=private.optimizer, model=private.model, **named)
     found = result.non_finite if non_finite else result.findings
     return Evidence(claim=paper_claim(), num_steps=1, certain=found)
 
@@ -366,7 +366,7 @@ def second_optimizer(is_broken: bool, seed: int) -> Evidence:
         run.step_on(*batch, lambda logits, targets: cross_entropy(layer(logits), targets))
         other.step()
 
-    return _replayed(private, step if is_broken else None)
+    return _replayed(private, step if is_broken else None, published_state=[layer])
 
 
 class _NanSafe(DPOptimizer):  # type: ignore[misc]

@@ -20,7 +20,7 @@ from dpaudit.accounting import Claim, epsilon_below, noise_for_epsilon
 from dpaudit.canaries import Constant, GradientCanary
 from dpaudit.diagnostics import Diagnostics
 from dpaudit.observers._residuals import clipped_sum, residual
-from dpaudit.observers.step import observe_step, replay_step
+from dpaudit.observers.step import observe_step, replay
 from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Replay, Scores, keep_checkpoint, paper_claim
 
 Step: TypeAlias = Callable[[FloatArray, tuple[int, ...], np.random.Generator], FloatArray]
@@ -102,7 +102,7 @@ def replayed(
     batch_size: float | None = None,
 ) -> Evidence:
     """Replay a release on neighboring batches, and return whether the difference exceeds the claim."""
-    found = replay_step(
+    result = replay(
         release,
         batch,
         neighbours,
@@ -110,9 +110,11 @@ def replayed(
         max_grad_norm=max_grad_norm,
         batch_size=batch_size,
     )
-    sentence = str(found)
-    replay = Replay(f"{sentence[0].upper()}{sentence[1:]}.", found.is_violation)
-    return Evidence(claim=paper_claim(), num_steps=1, replay=replay)
+    relation = "more than" if result.is_violation else "within"
+    sentence = (
+        f"One example moves the release by {result.largest:.4g} clipping norms, {relation} the 1 allowed."
+    )
+    return Evidence(claim=paper_claim(), num_steps=1, replay=Replay(sentence, result.is_violation))
 
 
 def _noise(seed: int, size: int) -> FloatArray:

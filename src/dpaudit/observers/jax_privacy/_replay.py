@@ -26,13 +26,11 @@ from dpaudit.observers._replay_result import (
     ReplayedStep,
     ReplayResult,
     StepTrace,
+    fingerprint_rows,
     scale_between,
     unmatched_rows,
 )
 from dpaudit.observers.jax_privacy._clipping import JaxClip, bounded_callable, require_unmarked, with_function
-
-_NUM_PROJECTIONS = 3
-_ACCELERATOR_EPS = 2.0**-8  # of products in bfloat16
 
 
 def replay(
@@ -91,8 +89,8 @@ class _JaxStep(ReplayedStep):
     def run(
         self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0, next_batch: Any = None
     ) -> StepTrace:
-        assert norm_factor == 1.0  # the norm is part of a function
-        assert next_batch is None  # the state is all that the next step depends on
+        assert norm_factor == 1.0  # the norm is fixed in grad_fn
+        assert next_batch is None  # the next step depends on the state alone
         run = _JaxRun(self._gradients, self._privatizer, self._bound, first)
         try:
             result = self._step(run.grad_fn, run.privatizer, self._state, batch)
@@ -130,14 +128,14 @@ class _Gradients:
         self._compiled = jax.jit(self._call)
 
     def __call__(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, NumberArray, FloatArray]:
-        """Return the result, the sum of clipped gradients in it, and projections of the gradients."""
+        """Return the result, the sum of clipped gradients in it, and fingerprints of the gradients."""
         try:
             with jax.disable_jit(False):
                 result, rows = self._compiled(args, options)
         except Exception:  # noqa: BLE001  # arguments that are no arrays; an error of the code is raised below
             result, rows = self._call(args, options)
         total = _flat(result[0] if self._clip.has_aux else result)
-        return result, total, _projections(rows)
+        return result, total, fingerprint_rows(jax.tree.leaves(rows))
 
     def _call(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
         return self._grad_fn(*args, **options), self._clip.gradients(args, options)
@@ -154,7 +152,7 @@ class _JaxRun:
         first: StepTrace | None,
     ) -> None:
         self.trace = StepTrace()
-        self._gradients, self._own_privatizer = gradients, privatizer
+        self._gradients, self._privatizer = gradients, privatizer
         self._bound, self._first = bound, first
         self._pending: list[tuple[NumberArray, FloatArray]] = []  # sums and rows since the last release
         self.grad_fn = with_function(gradients.bounded, self._gradient)
@@ -168,15 +166,11 @@ class _JaxRun:
 
     def _update(self, updates: Any, state: Any, params: Any = None, **options: Any) -> tuple[Any, Any]:
         """Replace the privatizer: note the release, and return that of the first run."""
-        noisy, state = self._own_privatizer.update(updates, state, params, **options)
+        noisy, state = self._privatizer.update(updates, state, params, **options)
         total, eps = _flat(updates), max(_eps(leaf) for leaf in jax.tree.leaves(noisy))
-        factor, rows = None, None
-        if self._pending:
-            factor = scale_between(np.sum([part for part, _ in self._pending], axis=0), total, eps)
-            if factor is not None or len(self._pending) == 1:  # otherwise some are not part of the sum
-                rows = np.concatenate([rows for _, rows in self._pending])
+        factor, rows = self._take_pending(total, eps)
         unit = self._bound or self._gradients.bound * (abs(factor) if factor else 1.0)
-        index, self._pending = len(self.trace.releases), []
+        index = len(self.trace.releases)
         self.trace.releases.append(
             ReleaseTrace(
                 total=total,
@@ -184,13 +178,23 @@ class _JaxRun:
                 unit=unit,
                 eps=eps,
                 rows=rows,
-                row_eps=eps if jax.default_backend() == "cpu" else _ACCELERATOR_EPS,
+                row_eps=eps if jax.default_backend() == "cpu" else 2.0**-8,  # of products in bfloat16
                 factor=factor,
             )
         )
         if self._first is not None and index < len(self._first.releases):
             noisy = _like(noisy, self._first.releases[index].noisy)
         return noisy, state
+
+    def _take_pending(self, total: NumberArray, eps: float) -> tuple[float | None, FloatArray | None]:
+        """Return the factor of the sum since the last release and its rows, None where they are unknown."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return None, None
+        factor = scale_between(np.sum([clipped for clipped, _ in pending], axis=0), total, eps)
+        if factor is None and len(pending) > 1:  # some are not part of the sum
+            return None, None
+        return factor, np.concatenate([rows for _, rows in pending])
 
     def compare_randomness(self) -> None:
         """Note whether gradients of unchanged examples differ although no other example can affect them.
@@ -200,7 +204,7 @@ class _JaxRun:
         """
         if self._first is not None:
             pairs = zip(self._first.releases, self.trace.releases, strict=False)
-            self.trace.has_same_randomness = all(_is_same(one.rows, two.rows) for one, two in pairs)
+            self.trace.has_same_randomness = all(_is_same(first.rows, second.rows) for first, second in pairs)
 
 
 def _is_same(before: FloatArray | None, after: FloatArray | None) -> bool:
@@ -219,8 +223,10 @@ def _flat(tree: Any) -> NumberArray:
             "Expected a step that calls grad_fn and privatizer with arrays, got abstract values: do not "
             "vectorize, differentiate or distribute the step."
         )
-    parts = [np.asarray(leaf).reshape(-1) for leaf in leaves]
-    return np.concatenate([part if part.dtype == np.float64 else part.astype(np.float32) for part in parts])
+    vectors = [np.asarray(leaf).reshape(-1) for leaf in leaves]
+    return np.concatenate(
+        [vector if vector.dtype == np.float64 else vector.astype(np.float32) for vector in vectors]
+    )
 
 
 def _eps(leaf: Any) -> float:
@@ -231,31 +237,19 @@ def _eps(leaf: Any) -> float:
 def _like(tree: Any, numbers: NumberArray) -> Any:
     """Return the numbers in the structure, shapes and data types of ``tree``."""
     leaves, structure = jax.tree.flatten(tree)
-    parts = np.split(numbers, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    vectors = np.split(numbers, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    pairs = zip(vectors, leaves, strict=True)
     return jax.tree.unflatten(
-        structure,
-        [
-            jnp.asarray(part.reshape(leaf.shape), dtype=leaf.dtype)
-            for part, leaf in zip(parts, leaves, strict=True)
-        ],
+        structure, [jnp.asarray(vector.reshape(leaf.shape), dtype=leaf.dtype) for vector, leaf in pairs]
     )
 
 
-def _projections(rows: Any) -> FloatArray:
-    """Return the norm and fixed projections of each gradient, which identify it."""
-    leaves = [np.asarray(leaf, dtype=np.float64) for leaf in jax.tree.leaves(rows)]
-    matrix = np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
-    angles = np.arange(matrix.shape[1], dtype=np.float64)
-    waves = np.stack([np.cos(angles * (1.3 + number)) for number in range(_NUM_PROJECTIONS)], axis=1)
-    with np.errstate(invalid="ignore", over="ignore"):
-        return np.concatenate([np.linalg.norm(matrix, axis=1, keepdims=True), matrix @ waves], axis=1)
-
-
 def _state_digests(state: Any) -> dict[tuple[str, str], str]:
-    found = {}
+    """Return a digest of each array of the state, by the finding that a change of it is."""
+    digests = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         is_key = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         raw = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-        text = hashlib.blake2b(np.ascontiguousarray(raw).tobytes(), digest_size=16).hexdigest()
-        found["other-state", f"state{jax.tree_util.keystr(path)}"] = text
-    return found
+        text = hashlib.blake2b(raw.tobytes(), digest_size=16).hexdigest()
+        digests["other-state", f"state{jax.tree_util.keystr(path)}"] = text
+    return digests

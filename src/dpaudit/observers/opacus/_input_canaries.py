@@ -171,7 +171,7 @@ def _check_independent(together: Tensor, each: Tensor, batch: Tensor, eps: float
         raise InputError(
             f"Expected each example to be clipped separately, but the sum of {len(each)} canaries together "
             f"differs by {off:.3g} from the sum one by one: examples affect each other (check with "
-            "replay_step), or the model uses randomness such as dropout."
+            "replay()), or the model uses randomness such as dropout."
         )
 
 

@@ -199,7 +199,7 @@ class PreparedTraining:
     loader: Any = None
     criterion: Any = None
     privacy_engine: Any = None
-    also: tuple[Any, ...] = ()
+    other_optimizers: tuple[Any, ...] = ()
     """Other optimizers that run in the same loop."""
     schedulers: tuple[Any, ...] = ()
     """Schedulers of the noise or of the clipping norm."""
@@ -266,7 +266,7 @@ def _schedulers(prepared: Any) -> Iterator[Any]:
 
 
 def _sorted_by_type(prepared: Iterable[Any]) -> dict[str, Any]:
-    """Return the parts by name; optimizers besides the private one are ``also``."""
+    """Return the parts by name; further optimizers are ``other_optimizers``."""
     parts: dict[str, Any] = {}
     others = []
     for part in prepared:
@@ -284,7 +284,7 @@ def _sorted_by_type(prepared: Iterable[Any]) -> dict[str, Any]:
         elif isinstance(part, Optimizer):
             others.append(part)
     if others:
-        parts["also"] = tuple(others)
+        parts["other_optimizers"] = tuple(others)
     return parts
 
 

@@ -8,8 +8,7 @@ releases.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -29,24 +28,13 @@ from dpaudit.observers._replay_result import (
     ReplayedStep,
     ReplayResult,
     StepTrace,
+    fingerprint_rows,
     scale_between,
 )
 from dpaudit.observers.opacus._clipping import GhostClip, clip_for, flat, split_like
 from dpaudit.observers.opacus._observer import check_unobserved
-from dpaudit.observers.opacus._prepared import unwrapped, updating_optimizer
-from dpaudit.observers.opacus._snapshot import (
-    TorchSnapshot,
-    digest,
-    has_state_dict,
-    state_digests,
-    step_objects,
-    step_weights,
-    variable_digests,
-)
-
-_NUM_PROJECTIONS = 3
-_GPU_EPS = 2.0**-10  # of products in TF32
-_SETTINGS = ("noise_multiplier", "max_grad_norm", "max_grad_norms", "expected_batch_size", "loss_reduction")
+from dpaudit.observers.opacus._prepared import attached_accounting, unwrapped, updating_optimizer
+from dpaudit.observers.opacus._snapshot import TorchSnapshot, attribute_digests, digest, state_digests
 
 
 def replay(
@@ -55,27 +43,39 @@ def replay(
     *,
     optimizer: DPOptimizer,
     model: nn.Module | None = None,
-    also: Sequence[Any] = (),
-    unreleased: Sequence[Any] = (),
+    other_optimizers: Sequence[Any] = (),
+    published_state: Sequence[Any] = (),
+    private_state: Sequence[Any] = (),
 ) -> ReplayResult:
     """Run ``step(batch)`` on a batch and on neighbors of it with the same randomness, and compare everything.
 
     ``step`` does one whole training step on a batch of examples: forward and backward pass,
     ``optimizer.step()``, ``zero_grad()`` and whatever else the loop does. ``batch`` consists of tensors with
     one row per example, in tuples, lists or dictionaries, as a loader yields it; a few examples are enough.
-    ``optimizer`` and ``model`` are what ``make_private`` returned. Models, optimizers with the tensors that
-    they update, schedulers and other objects with a ``state_dict`` that the step refers to are found; name
-    others that it writes to and that are published in ``also``, and those that are never published, such as a
-    metric, in ``unreleased``. Other private optimizers of the step are replayed like the first. Other
-    variables of the step that depend on examples are named in a note.
+    ``optimizer`` and ``model`` are what ``make_private`` returned.
+
+    Name what else the step changes. ``other_optimizers`` are further optimizers: the weights of all of them
+    are compared, and private ones are replayed like the first. ``published_state`` has objects that the step
+    writes to and that are published or used in later steps, such as a scheduler, an average of the weights or
+    a second model; they are compared. ``private_state`` has objects that are never published, such as a
+    metric or a memory bank; they are restored, but not compared.
 
     The step runs about 70 times. Afterwards all of these objects, the accountant and the random number
     generators are as before. Adaptive clipping, ``secure_mode`` and several processes raise an error, and so
-    does a step that does not repeat itself bit for bit.
+    does a step that does not repeat itself bit for bit, for instance because it keeps a state that is not
+    named.
     """
     optimizer = unwrapped(optimizer)
     _require_replayable(optimizer, model)
-    replayed = _OpacusStep(step, batch, optimizer, model, also=also, unreleased=unreleased)
+    replayed = _OpacusStep(
+        step,
+        batch,
+        optimizer,
+        model,
+        other_optimizers=other_optimizers,
+        published_state=published_state,
+        private_state=private_state,
+    )
     try:
         return compare_neighbors(replayed, batch)
     finally:
@@ -105,8 +105,8 @@ class _OpacusStep(ReplayedStep):
 
     can_vary = True
     how_to_repeat = (
-        "if it keeps data of one batch for the next, or draws random numbers, pass the objects that hold "
-        "them as also=[...]"
+        "name what it keeps from one batch to the next in published_state=[...] or private_state=[...], and "
+        "other optimizers in other_optimizers=[...]"
     )
 
     def __init__(
@@ -116,42 +116,33 @@ class _OpacusStep(ReplayedStep):
         optimizer: DPOptimizer,
         model: Any,
         *,
-        also: Sequence[Any],
-        unreleased: Sequence[Any],
+        other_optimizers: Sequence[Any],
+        published_state: Sequence[Any],
+        private_state: Sequence[Any],
     ) -> None:
         self._step, self._optimizer, self._model = step, optimizer, model
         self.num_examples = batch_size(batch)
-        named = {f"also[{index}]": value for index, value in enumerate(also)}
-        found = {**step_objects(step), **_accountants(optimizer)}
-        ignored = {id(value) for value in (*unreleased, optimizer, optimizer.original_optimizer, model)}
-        known = ignored | {id(value) for value in also}
-        others = {name: value for name, value in found.items() if id(value) not in known}
-        self._others = {**named, **others}
-        roots = {**self._others, "optimizer": optimizer, "model": model, "generator": optimizer.generator}
-        roots |= {f"unreleased[{index}]": value for index, value in enumerate(unreleased)}
-        self._snapshot = TorchSnapshot(roots, step)
-        self._protected = [_Protected.of(optimizer, model), *_more_protected(found, ignored)]
-        self.must_clip = any(one.ghost is not None for one in self._protected)
-        self._private = {id(parameter): index for index, parameter in enumerate(optimizer.params)}
-        self._more_weights = self._bare_weights(unreleased)
+        self._others = {f"other_optimizers[{index}]": other for index, other in enumerate(other_optimizers)}
+        self._others |= {f"published_state[{index}]": state for index, state in enumerate(published_state)}
+        self._protected = [_Protected.of(optimizer, model)]
+        for other in filter(None, map(_private_inside, other_optimizers)):
+            self._protected.append(_Protected.among(other, (model, *published_state)))
+        self._others |= _accountants(self._protected)
+        self._snapshot = TorchSnapshot([optimizer, model, *self._others.values(), *private_state])
+        self.must_clip = any(protected.ghost is not None for protected in self._protected)
+        self._private = {id(parameter) for parameter in optimizer.params}
+        self._more_weights = dict(self._unprotected_weights())
         self._names = _parameter_names(self._protected, model)
-        compared = (*also, *unreleased, *optimizer.params, *self._more_weights.values())
-        self._compared = {id(value) for value in compared}
         self.not_covered = self._uncovered(model)
 
-    def _bare_weights(self, unreleased: Sequence[Any]) -> dict[str, Tensor]:
-        """Return trained tensors that are neither private nor in the state of an object, each once."""
-        hidden = step_weights(lambda: None, {str(index): value for index, value in enumerate(unreleased)})
-        known = {*self._private, *map(id, unreleased), *map(id, hidden.values())}
-        modules = [value for value in (self._model, *self._others.values()) if isinstance(value, nn.Module)]
-        known |= {id(value) for module in modules for value in module.parameters()}
-        found = dict[str, Tensor]()
-        optimizers = {**self._others, "optimizer": self._optimizer.original_optimizer}
-        for name, value in step_weights(self._step, optimizers).items():
-            if id(value) not in known:
-                found[name] = value
-                known.add(id(value))
-        return found
+    def _unprotected_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights of all optimizers that are neither private nor in the state of the model."""
+        covered = self._private | {id(value) for value in getattr(self._model, "parameters", tuple)()}
+        for name, optimizer in {"optimizer": self._optimizer.original_optimizer, **self._others}.items():
+            for group_number, group in enumerate(getattr(optimizer, "param_groups", ())):
+                for index, value in enumerate(group["params"]):
+                    if id(value) not in covered:
+                        yield f"{name}.param_groups.{group_number}.{index}", value
 
     def restore(self) -> None:
         """Restore everything that the step wrote to."""
@@ -173,40 +164,41 @@ class _OpacusStep(ReplayedStep):
             except Exception as error:  # noqa: BLE001  # an error is a result, too
                 run.trace.error = error
         run.trace.state.update(self._state())
-        run.trace.written.update(variable_digests(self._step, self._model, self._compared))
+        run.trace.attributes.update(attribute_digests(self._model))
         return run.trace
 
     def _state(self) -> dict[tuple[str, str], str]:
         """Return digests of everything that the step may write, by the finding that a change of it is."""
         optimizer = self._optimizer
-        found = {("weights", self._names[id(value)]): digest(value) for value in optimizer.params}
+        trained = {self._names[id(value)]: value for value in optimizer.params} | self._more_weights
+        digests = {("weights", name): digest(value) for name, value in trained.items()}
         inner = optimizer.original_optimizer.state_dict()
-        found |= {("optimizer-state", name): text for name, text in state_digests("", inner["state"])}
-        settings = {name: getattr(optimizer, name) for name in _SETTINGS if hasattr(optimizer, name)}
-        found |= {("hyperparameters", name): text for name, text in state_digests("", settings)}
-        found |= {("hyperparameters", name): text for name, text in _group_settings(optimizer)}
-        if self._model is not None:
-            for name, value in self._model.state_dict(keep_vars=True).items():
-                if isinstance(value, Tensor) and id(value) not in self._private:
-                    kind = "weights" if isinstance(value, nn.Parameter) else "buffers"
-                    found[kind, name.removeprefix("_module.")] = digest(value)
-        found |= {("weights", name): digest(value) for name, value in self._more_weights.items()}
+        digests |= {("optimizer-state", name): text for name, text in state_digests("", inner["state"])}
+        digests |= {("hyperparameters", name): text for name, text in _settings(optimizer)}
+        model_state = {} if self._model is None else self._model.state_dict(keep_vars=True)
+        for name, value in model_state.items():
+            if isinstance(value, Tensor) and id(value) not in self._private:
+                kind = "weights" if isinstance(value, nn.Parameter) else "buffers"
+                digests[kind, name.removeprefix("_module.")] = digest(value)
         for name, value in self._others.items():
-            found |= {("other-state", key): text for key, text in state_digests(name, value)}
-        return found
+            digests |= {("other-state", key): text for key, text in state_digests(name, value)}
+        return digests
 
     def _uncovered(self, model: Any) -> tuple[str, ...]:
-        found = ["what the step writes to files and logs, or to classes and other modules, is not compared"]
+        gaps = [
+            "what the step writes elsewhere than to its model, its optimizers and the named state, such as "
+            "files and logs, is not compared"
+        ]
         if model is None:
-            found.append("buffers and unprotected weights of the model: pass model=...")
+            gaps.append("buffers and unprotected weights of the model: pass model=...")
         if self.must_clip:
-            found.append("with ghost clipping, norms of gradients were compared instead of gradients")
+            gaps.append("with ghost clipping, norms of gradients were compared instead of gradients")
         if len(self._protected) > 1:
-            found.append(
+            gaps.append(
                 f"the step has {len(self._protected)} private optimizers: whether the claim counts the "
                 "releases of all of them is not checked"
             )
-        return tuple(found)
+        return tuple(gaps)
 
 
 class _Protected(NamedTuple):
@@ -219,23 +211,25 @@ class _Protected(NamedTuple):
     def of(cls, optimizer: DPOptimizer, model: Any) -> _Protected:
         return cls(optimizer, model if isinstance(clip_for(optimizer, model), GhostClip) else None)
 
+    @classmethod
+    def among(cls, optimizer: DPOptimizer, models: Sequence[Any]) -> _Protected:
+        """Return an optimizer with that of the models which does its ghost clipping."""
+        ghosts = [model for model in models if hasattr(model, "get_clipping_coef")]
+        ghost = next((model for model in ghosts if _trains(optimizer, model)), None)
+        _require_replayable(optimizer, ghost)
+        return cls.of(optimizer, ghost)
 
-def _more_protected(objects: Mapping[str, Any], ignored: Collection[int]) -> Iterator[_Protected]:
-    """Yield the other private optimizers among the objects of the step, each once."""
-    seen = set(ignored)
-    for wrapper in objects.values():
-        optimizer = _private_inside(wrapper)
-        if optimizer is not None and id(optimizer) not in seen:
-            seen.add(id(optimizer))
-            models = [one for one in objects.values() if _trains(optimizer, one)]
-            model = next((one for one in models if hasattr(one, "get_clipping_coef")), None)
-            _require_replayable(optimizer, model)
-            yield _Protected.of(optimizer, model)
+
+def _accountants(protected: Sequence[_Protected]) -> dict[str, Any]:
+    accountings = [attached_accounting(optimizer) for optimizer, _ in protected]
+    return {
+        f"accountant {index + 1}" if index else "accountant": accounting.accountant
+        for index, accounting in enumerate(accountings)
+        if accounting is not None
+    }
 
 
 def _private_inside(wrapper: Any) -> DPOptimizer | None:
-    if not isinstance(wrapper, torch.optim.Optimizer):
-        return None
     try:
         optimizer: DPOptimizer = unwrapped(wrapper)
     except InputError:  # a plain one
@@ -244,8 +238,7 @@ def _private_inside(wrapper: Any) -> DPOptimizer | None:
 
 
 def _trains(optimizer: DPOptimizer, model: Any) -> bool:
-    own = set(map(id, model.parameters())) if isinstance(model, nn.Module) else set()
-    return bool(own) and own >= set(map(id, optimizer.params))
+    return set(map(id, model.parameters())) >= set(map(id, optimizer.params))
 
 
 class _OpacusRun:
@@ -254,12 +247,15 @@ class _OpacusRun:
     def __init__(self, snapshot: TorchSnapshot, first: StepTrace | None) -> None:
         self.trace = StepTrace()
         self._snapshot, self._first = snapshot, first
-        self._start = snapshot.random_digest()
+        self._start = self._random_digest()
+
+    def _random_digest(self) -> list[tuple[str, str]]:
+        return list(state_digests("", self._snapshot.random_state()))
 
     def before_noise(self) -> ReleaseTrace | None:
         """Restore the random numbers of the first run; return its release, None if there is none."""
         index = len(self.trace.releases)
-        state, used = self._snapshot.random_state(), self._snapshot.random_digest()
+        state, used = self._snapshot.random_state(), self._random_digest()
         if self._first is None or index >= len(self._first.releases):
             self.trace.uses_randomness |= used != self._start
             self.trace.random.append((state, used))
@@ -272,7 +268,7 @@ class _OpacusRun:
     def after_noise(self, release: ReleaseTrace) -> None:
         """Add a release to the trace."""
         self.trace.releases.append(release)
-        self._start = self._snapshot.random_digest()
+        self._start = self._random_digest()
 
 
 class _ReplacedMethods:
@@ -302,7 +298,7 @@ class _ReplacedMethods:
     def clip_and_accumulate(self) -> None:
         """Note the gradients of the examples, then clip them."""
         samples = self._optimizer.grad_samples
-        self._note_rows(_projections(samples), samples)
+        self._note_rows(fingerprint_rows(samples), samples)
         self._clip()
 
     def get_clipping_coef(self) -> Tensor:
@@ -313,8 +309,9 @@ class _ReplacedMethods:
         self._note_rows(norms.double().cpu().numpy()[:, None], [norms])
         return factors
 
-    def _note_rows(self, rows: FloatArray, parts: Sequence[Tensor]) -> None:
-        precision = max(_GPU_EPS if part.is_cuda else torch.finfo(part.dtype).eps for part in parts)
+    def _note_rows(self, rows: FloatArray, samples: Sequence[Tensor]) -> None:
+        # products on a GPU are computed in TF32
+        precision = max(2.0**-10 if sample.is_cuda else torch.finfo(sample.dtype).eps for sample in samples)
         self._rows.append(rows)
         self._row_eps = max(self._row_eps, precision)
 
@@ -338,8 +335,8 @@ class _ReplacedMethods:
 
     def _pin(self, released: NumberArray) -> None:
         vector = torch.from_numpy(released.copy())  # the optimizer changes it in place
-        for parameter, part in split_like(vector, self._optimizer.params):
-            parameter.grad = part.to(parameter.grad)
+        for parameter, gradient in split_like(vector, self._optimizer.params):
+            parameter.grad = gradient.to(parameter.grad)
 
     def scale_grad(self) -> None:
         """Scale the release, and note the number by which it is divided."""
@@ -361,22 +358,23 @@ class _ReplacedMethods:
             self._trace.state["gradient-after-noise", f"{self._names[id(parameter)]}{suffix}"] = text
 
 
-def _numbers(parts: Sequence[Any]) -> NumberArray:
-    vector = flat(parts).cpu()
+def _numbers(tensors: Sequence[Any]) -> NumberArray:
+    vector = flat(tensors).cpu()
     return (vector.float() if vector.dtype in {torch.float16, torch.bfloat16} else vector).numpy()
 
 
-def _projections(samples: Sequence[Tensor]) -> FloatArray:
-    """Return the norm and fixed projections of each gradient, which identify it."""
-    squares: Any = 0.0
-    sums: Any = 0.0
-    for index, sample in enumerate(samples):
-        rows = sample.detach().reshape(len(sample), sample[0].numel() if len(sample) else 1).float()
-        angles = torch.arange(rows.shape[1], device=rows.device, dtype=torch.float32) + index
-        waves = torch.stack([torch.cos(angles * (1.3 + number)) for number in range(_NUM_PROJECTIONS)])
-        squares, sums = squares + rows.square().sum(dim=1), sums + rows @ waves.T
-    norms = squares.sqrt()[:, None]
-    return torch.cat([norms, sums], dim=1).double().cpu().numpy()
+def _settings(optimizer: DPOptimizer) -> Iterator[tuple[str, str]]:
+    """Yield the settings of the mechanism, and those of each parameter group."""
+    for name in (
+        "noise_multiplier",
+        "max_grad_norm",
+        "max_grad_norms",
+        "expected_batch_size",
+        "loss_reduction",
+    ):
+        if hasattr(optimizer, name):
+            yield from state_digests(name, getattr(optimizer, name))
+    yield from _group_settings(optimizer)
 
 
 def _group_settings(optimizer: DPOptimizer) -> Iterator[tuple[str, str]]:
@@ -397,15 +395,6 @@ def _scale_norms(protected: _Protected, factor: float) -> None:
         optimizer.max_grad_norms = [norm * factor for norm in optimizer.max_grad_norms]
     if protected.ghost is not None:
         protected.ghost.max_grad_norm = protected.ghost.max_grad_norm * factor
-
-
-def _accountants(optimizer: DPOptimizer) -> dict[str, Any]:
-    """Return the accountant, which is available only as a variable in the closure of the step hook."""
-    hook = optimizer.step_hook
-    if not inspect.isfunction(hook):
-        return {}
-    known = inspect.getclosurevars(hook).nonlocals
-    return {"accountant": known["self"]} if has_state_dict(known.get("self")) else {}
 
 
 def _parameter_names(protected: Sequence[_Protected], model: Any) -> dict[int, str]:
