@@ -94,7 +94,7 @@ def leaves(tree: Any) -> list[Any]:
     if isinstance(tree, dict):
         return [leaf for key in sorted(tree) for leaf in leaves(tree[key])]
     if isinstance(tree, list | tuple):
-        return [leaf for part in tree for leaf in leaves(part)]
+        return [leaf for subtree in tree for leaf in leaves(subtree)]
     if not hasattr(tree, "shape"):
         raise InputError(
             f"Expected arrays in dictionaries, lists and tuples, got a {type(tree).__name__} among them."
@@ -107,7 +107,7 @@ def leaf_names(tree: Any, prefix: str = "") -> list[str]:
     if isinstance(tree, dict):
         return [name for key in sorted(tree) for name in leaf_names(tree[key], f"{prefix}.{key}")]
     if isinstance(tree, list | tuple):
-        return [name for i, part in enumerate(tree) for name in leaf_names(part, f"{prefix}.{i}")]
+        return [name for i, subtree in enumerate(tree) for name in leaf_names(subtree, f"{prefix}.{i}")]
     return [prefix.removeprefix(".") or "params"]
 
 
@@ -125,8 +125,8 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: map_tree(function, value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        parts = [map_tree(function, part) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        mapped = [map_tree(function, subtree) for subtree in tree]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else type(tree)(mapped)
     return function(tree)
 
 

@@ -261,14 +261,14 @@ class _DrawnCanaries:
 
     def rows(self, index: int, norm: float) -> FloatArray:
         """Return the canaries of a step; the array is overwritten in the next one."""
-        variant, made = self._draws.canary.variant(index), self.directions(index)
+        variant, directions = self._draws.canary.variant(index), self.directions(index)
         if variant != self._variant:
             if self._variant >= 0:
                 _write_rows(self._drawn[self._variant], np.zeros(len(self._matrix)), self._matrix)
-            _write_rows(made, norm * self._draws.canary.lengths(made), self._matrix)
+            _write_rows(directions, norm * self._draws.canary.lengths(directions), self._matrix)
             self._variant = variant
             if self._draws.canary.moving:
-                self._drawn = {variant: made}
+                self._drawn = {variant: directions}
         return self._matrix
 
 
@@ -328,8 +328,8 @@ def observe_loss_step(
     def release(rows: FloatArray, present: BoolArray) -> tuple[FloatArray, int]:
         chosen = _chosen(present)
         canaries = like(first, (rows * present[:, None])[chosen])
-        own = map_tree(lambda leaf: leaf[chosen], examples)
-        return _flat_gradient(step(observed, params, (own, canaries)), shapes), len(chosen)
+        batch_examples = map_tree(lambda leaf: leaf[chosen], examples)
+        return _flat_gradient(step(observed, params, (batch_examples, canaries)), shapes), len(chosen)
 
     return _run_steps(
         release,
@@ -352,9 +352,9 @@ def _with_canaries(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
     """Return a loss for pairs of an example and a canary."""
 
     def observed(params: Any, example: Any) -> Any:
-        own, canary = example
+        plain_example, canary = example
         vector = canary.reshape(-1)  # a step may add a dimension of size 1
-        return 0.0 * loss(params, own) + dot(vector, params)
+        return 0.0 * loss(params, plain_example) + dot(vector, params)
 
     return observed
 
@@ -378,10 +378,11 @@ def _repeated(batch: Any, count: int) -> Any:
 
 def _flat_gradient(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
     """Return the flattened gradient; its order is known only if it is structured like the parameters."""
-    found = [tuple(leaf.shape) for leaf in leaves(gradient)]
-    if found != shapes:
+    shapes_returned = [tuple(leaf.shape) for leaf in leaves(gradient)]
+    if shapes_returned != shapes:
         raise InputError(
-            f"Expected the step to return a gradient of shapes {shapes}, like the parameters, got {found}."
+            f"Expected the step to return a gradient of shapes {shapes}, like the parameters, got "
+            f"{shapes_returned}."
         )
     return flat(gradient)
 

@@ -50,8 +50,8 @@ class DPSGDParams:
 
     def overridden(self, other: DPSGDParams) -> DPSGDParams:
         """Return these numbers, replaced by those of ``other`` where known."""
-        known = {name: getattr(other, name) for name in (*_MISSING, "noises")}
-        return replace(self, **{name: value for name, value in known.items() if value is not None})
+        overrides = {name: getattr(other, name) for name in (*_MISSING, "noises")}
+        return replace(self, **{name: value for name, value in overrides.items() if value is not None})
 
     def require_valid(self) -> DPSGDParams:
         """Return these numbers; raise an ``InputError`` if one of them cannot be part of a claim."""
@@ -203,8 +203,8 @@ class ReadClaim:
 
     def params(self, num_done: int, given: DPSGDParams = UNKNOWN) -> DPSGDParams:
         """Return the parameters known so far."""
-        known = self._read().overridden(self._given).overridden(given)
-        return DPSGDParams(num_steps=num_done or None).overridden(known)
+        params = self._read().overridden(self._given).overridden(given)
+        return DPSGDParams(num_steps=num_done or None).overridden(params)
 
     def claim(self, num_done: int, given: DPSGDParams = UNKNOWN, *, may_be_longer: bool = False) -> Claim:
         params = self.params(num_done, given)
@@ -221,24 +221,24 @@ class ReadClaim:
 
     def _sources(self, given: DPSGDParams) -> dict[str, tuple[str, str]]:
         """Return the source of each number: given here or to ``audit()``, read, or the default."""
-        read, known = self._read(), self._given.overridden(given)
-        found = {}
+        read, explicit = self._read(), self._given.overridden(given)
+        sources = {}
         for name in _MISSING:
-            if getattr(known, name) is not None:
-                found[name] = GIVEN, ""
+            if getattr(explicit, name) is not None:
+                sources[name] = GIVEN, ""
             elif getattr(read, name) is not None:
-                found[name] = READ, read.origins.get(name, "the training run")
+                sources[name] = READ, read.origins.get(name, "the training run")
             else:
-                found[name] = DEFAULT, _RECORDED
-        return found
+                sources[name] = DEFAULT, _RECORDED
+        return sources
 
     @property
     def is_gaussian(self) -> bool:
         return True
 
     def noise_multiplier(self, given: float | None) -> float:
-        known = self.params(0, DPSGDParams(noise_multiplier=given)).known("noise_multiplier")
-        return float(known["noise_multiplier"])
+        params = self.params(0, DPSGDParams(noise_multiplier=given)).known("noise_multiplier")
+        return float(params["noise_multiplier"])
 
     def sample_rate(self) -> float | None:
         return self.params(0).sample_rate

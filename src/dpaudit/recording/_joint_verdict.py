@@ -290,12 +290,12 @@ class RunTests:
         if claimed is None:
             raise UntestedError(f"Expected a claim about Gaussian noise, got {result.claim.summary}.")
         claim = result.claim if isinstance(result.claim, Claim) else None
-        found = self.diagnose(claimed, confidence, has_signal=has_signal, claim=claim)
+        diagnosis = self.diagnose(claimed, confidence, has_signal=has_signal, claim=claim)
         if added is None:
-            return found
-        names = {check.name for check in found.checks}  # the same data may be passed twice
+            return diagnosis
+        names = {check.name for check in diagnosis.checks}  # the same data may be passed twice
         new = tuple(check for check in added.checks if check.name not in names)
-        return found.joined(CheckResults(checks=new, notes=added.notes, not_covered=added.not_covered))
+        return diagnosis.joined(CheckResults(checks=new, notes=added.notes, not_covered=added.not_covered))
 
 
 def remaining_level(bound: float, joint: float) -> float | None:
@@ -351,22 +351,22 @@ class ScoreSummary:
 
     def known(self, claimed: float | None) -> dict[str, Any]:
         """Return keyword arguments for ``likely_causes``. Too much noise causes no leak."""
-        found: dict[str, Any] = {
+        clues: dict[str, Any] = {
             "signal": self.signal,
             "spread_signal": self.spread_signal,
             "is_crowded": self.is_crowded,
         }
         if self.facts is not None:
-            found["canary_scale"] = self.facts.canary_scale
-            found["batch_size"], found["max_grad_norm"] = self.facts.batch_size, self.facts.max_grad_norm
+            clues["canary_scale"] = self.facts.canary_scale
+            clues["batch_size"], clues["max_grad_norm"] = self.facts.batch_size, self.facts.max_grad_norm
         if self.noise == 0:
-            found["noise_ratio"] = 0.0
+            clues["noise_ratio"] = 0.0
         elif claimed is not None:
-            found["noise_multiplier"] = claimed
+            clues["noise_multiplier"] = claimed
             if self.high < claimed:
-                found["noise_ratio"] = self.noise / claimed
-                found["interval"] = self.low / claimed, self.high / claimed
-        return found
+                clues["noise_ratio"] = self.noise / claimed
+                clues["interval"] = self.low / claimed, self.high / claimed
+        return clues
 
 
 def _signals(
@@ -397,6 +397,6 @@ def _is_crowded(scores: FloatArray, present: BoolArray) -> bool:
         return False
     counts = numbers[some].astype(np.float64)
     means = np.where(present, scores, 0.0).sum(axis=1)[some] / counts
-    found = scipy.stats.linregress(counts, means)
-    change = abs(found.slope) * counts.mean()
-    return bool(abs(found.slope) > _CERTAIN * found.stderr and change > _CROWDED * abs(means.mean()))
+    fit = scipy.stats.linregress(counts, means)
+    change = abs(fit.slope) * counts.mean()
+    return bool(abs(fit.slope) > _CERTAIN * fit.stderr and change > _CROWDED * abs(means.mean()))

@@ -323,9 +323,9 @@ class Recorder:
         Counts are refused, and tests are not run, if the number of steps may depend on the bound. Before the
         planned end, tests have half of their error rate, and the rest at the end.
         """
-        given = self._claims.pop_params(method)
+        overrides = self._claims.pop_params(method)
         observations = self.observations  # before the claim, which a run without steps does not have
-        claim = claim or self._claims.claim(self.num_done, given)
+        claim = claim or self._claims.claim(self.num_done, overrides)
         if self._signal is not None:
             check_signal(self._log.moments(), self._signal, claimed_noise=claimed_noise(claim))
         level, tests_level = self._bets.level, self._tests_level
@@ -336,7 +336,7 @@ class Recorder:
         self._shown.require_stoppable(inference, method.get("threshold"), self.num_done)
         was_shown, self._shown.any = self._shown.any, True
         result = self._bounded(observations, claim, inference, method, was_shown=was_shown)
-        gaps = self.not_covered + self._claims.remarks(given)
+        gaps = self.not_covered + self._claims.remarks(overrides)
         joined = self._tests.join(
             replace(result, not_covered=gaps, times=(self._started, now())),
             tests_level,
@@ -384,9 +384,9 @@ class Recorder:
         if self.tests_noise and self._may_have_stopped:
             problem = "tests of the noise would not have their stated error rate. Pass"
             raise UntestedError(self._shown.stopped(problem, self.num_done))
-        found = self._tests.diagnose(noise_multiplier, confidence, has_signal=self._has_signal)
+        diagnosis = self._tests.diagnose(noise_multiplier, confidence, has_signal=self._has_signal)
         self._shown.any = True
-        return found
+        return diagnosis
 
     def _has_signal(self) -> bool:
         return self._signal is None or has_signal(self._log.moments(), self._signal)

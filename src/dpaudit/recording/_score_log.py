@@ -189,23 +189,23 @@ class ScoreLog:
 
     def _steps_by_variant(self) -> dict[int, list[int]]:
         assert self._canaries is not None
-        found: dict[int, list[int]] = {}
+        steps_by_variant: dict[int, list[int]] = {}
         for index in range(len(self)):
-            found.setdefault(self._canaries.canary.variant(index), []).append(index)
-        return found
+            steps_by_variant.setdefault(self._canaries.canary.variant(index), []).append(index)
+        return steps_by_variant
 
     def _arrived(self, steps: list[int]) -> ArrivedCanaries:
         assert self._canaries is not None
-        made = self._canaries.directions(steps[0])
-        assert made.lengths is not None
-        assert made.labels is not None
+        directions = self._canaries.directions(steps[0])
+        assert directions.lengths is not None
+        assert directions.labels is not None
         scores, present = self._stacked()
         return ArrivedCanaries.of(
             scores[steps],
             present[steps],
-            shapes=made.labels.shapes,
-            lengths=made.lengths,
-            parameters=made.labels.parameters,
+            shapes=directions.labels.shapes,
+            lengths=directions.lengths,
+            parameters=directions.labels.parameters,
         )
 
     def _step_arrivals(self) -> StepArrivals | None:
@@ -229,17 +229,17 @@ class ScoreLog:
     def _batches(self) -> list[CanaryBatch]:
         """Return all canaries, by variant, in a form to which other kinds of clipping can be applied."""
         assert self._canaries is not None
-        layout, found = self._canaries.layout(), []
+        layout, batches = self._canaries.layout(), []
         for steps in self._steps_by_variant().values():
-            made = self._canaries.directions(steps[0])
-            found += _batches_of(made, layout)
-        return found
+            directions = self._canaries.directions(steps[0])
+            batches += _batches_of(directions, layout)
+        return batches
 
 
 def _batches_of(made: Directions, layout: ParameterLayout) -> list[CanaryBatch]:
     assert made.lengths is not None
     apart, where = made.num_apart, made.explicit_coordinates
-    found = [
+    batches = [
         CanaryBatch(
             coordinates=where.T,
             values=(made.values * made.lengths[:apart]).T,
@@ -249,7 +249,7 @@ def _batches_of(made: Directions, layout: ParameterLayout) -> list[CanaryBatch]:
     ]
     if made.shared is not None:
         places = made.shared.places
-        found.append(
+        batches.append(
             CanaryBatch(
                 coordinates=places[None, :],
                 values=(made.shared.values * made.lengths[apart:]).T,
@@ -257,7 +257,7 @@ def _batches_of(made: Directions, layout: ParameterLayout) -> list[CanaryBatch]:
                 rows=_rows(places, layout)[None, :],
             )
         )
-    return found
+    return batches
 
 
 def _owners(coordinates: np.ndarray, layout: ParameterLayout) -> np.ndarray:
@@ -278,7 +278,7 @@ def _rows(coordinates: np.ndarray, layout: ParameterLayout) -> np.ndarray:
 
 def recorded_steps(scores: Any, present: Any) -> tuple[list[FloatArray], list[BoolArray]]:
     """Return scores and presence of each step from a stored state, after checking them."""
-    values, mask = (np.asarray(one) for one in (scores, present))
+    values, mask = (np.asarray(array) for array in (scores, present))
     if not values.size and not mask.size:
         return [], []
     if values.ndim != 2 or values.dtype.kind != "f" or not np.isfinite(values).all():

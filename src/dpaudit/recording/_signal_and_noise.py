@@ -64,10 +64,10 @@ class RunningMoments:
 def sum_moments(parts: Iterable[RunningMoments]) -> RunningMoments:
     """Return the moments of all scores together."""
     total = RunningMoments()
-    for part in parts:
-        total.count += part.count
-        total.total += part.total
-        total.squares += part.squares
+    for moments in parts:
+        total.count += moments.count
+        total.total += moments.total
+        total.squares += moments.squares
     return total
 
 
@@ -92,8 +92,8 @@ class CanaryLengths:
         if total == 0:
             return (1.0,)
         places = (np.arange(_LENGTHS) + 0.5) / _LENGTHS * total
-        found = np.searchsorted(np.cumsum(self.counts), places) / _LENGTH_CLASSES
-        return (float(found[0]),) if found[0] == found[-1] else tuple(found.tolist())
+        quantiles = np.searchsorted(np.cumsum(self.counts), places) / _LENGTH_CLASSES
+        return (float(quantiles[0]),) if quantiles[0] == quantiles[-1] else tuple(quantiles.tolist())
 
     def in_design(self, design: AuditDesign | GuessDesign) -> AuditDesign:
         """Return the design with these lengths, in clipping norms."""
@@ -149,7 +149,9 @@ def check_signal(
     names a likely cause, which depends on how much of ``claimed_noise`` the scores have.
     """
     long = [group for group in groups if group.expected == 1.0]
-    joined = LengthMoments(sum_moments(one.present for one in long), sum_moments(one.absent for one in long))
+    joined = LengthMoments(
+        sum_moments(group.present for group in long), sum_moments(group.absent for group in long)
+    )
     if joined.fewest < _FEW or any(
         group.fewest >= _FEW and group.gap - _PROBABLY * group.spread > signal * group.expected / 2
         for group in groups

@@ -65,15 +65,15 @@ class LikelihoodRatios:
 
     def record(self, scores: Any) -> None:
         """Add the scores of all canaries in one step, whether or not they were in the batch."""
-        found = plain_array("scores", scores).astype(np.float64, copy=False)
-        if found.shape != self.present.shape or not np.isfinite(found).all():
+        step_scores = plain_array("scores", scores).astype(np.float64, copy=False)
+        if step_scores.shape != self.present.shape or not np.isfinite(step_scores).all():
             raise InputError(
                 f"Expected {self.present.size} finite scores in step {self.num_done}, got shape "
-                f"{found.shape} with {int(np.isfinite(found).sum())} of them finite."
+                f"{step_scores.shape} with {int(np.isfinite(step_scores).sum())} of them finite."
             )
         # divide: log(1 - 1), where every batch includes every canary
         with np.errstate(divide="ignore", over="ignore"):
-            present = np.clip((found - 0.5) / self.noise_multiplier**2, -_LARGEST, _LARGEST)
+            present = np.clip((step_scores - 0.5) / self.noise_multiplier**2, -_LARGEST, _LARGEST)
             self.values += np.logaddexp(np.log1p(-self.sample_rate), np.log(self.sample_rate) + present)
         self.num_done += 1
 
@@ -140,15 +140,15 @@ class WholeRunRecorder:
         self.confidence, self._started = _validate.confidence(confidence), now()
         self._claims: ClaimSource
         if claim is None:
-            known: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
-            numbers = known | {"num_steps": num_steps, "delta": delta}
+            numbers_known: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
+            numbers = numbers_known | {"num_steps": num_steps, "delta": delta}
             self._claims = GivenClaim(Claim.dpsgd(**numbers))
         else:
-            self._claims, known = claim, claim.params(0).known("noise_multiplier", "sample_rate")
+            self._claims, numbers_known = claim, claim.params(0).known("noise_multiplier", "sample_rate")
         self._reach = reach
-        weighed = _validate.positive("noise_multiplier", known["noise_multiplier"]) / reach
+        weighed = _validate.positive("noise_multiplier", numbers_known["noise_multiplier"]) / reach
         self._ratios = ratios or LikelihoodRatios(
-            present, noise_multiplier=weighed, sample_rate=known["sample_rate"]
+            present, noise_multiplier=weighed, sample_rate=numbers_known["sample_rate"]
         )
         self._planned = num_steps
         self._signal, self._finished = signal, finished
@@ -281,14 +281,14 @@ class WholeRunRecorder:
 
         A run longer than claimed is audited too: its larger leak is visible in the scores.
         """
-        given = self._claims.pop_params(keywords)
+        overrides = self._claims.pop_params(keywords)
         if self._signal is not None:
             self._require_draws()
         if self._finished is not None:
             self._finished(self._ratios.sample_rate)
         if self._signal is not None:
             check_signal([LengthMoments(self._joined, self._absent)], self._signal)
-        claim = self._claims.claim(self.num_done, given, may_be_longer=True)
+        claim = self._claims.claim(self.num_done, overrides, may_be_longer=True)
         return claim, self._ratios.observations(_curve(claim).num_steps)
 
     def _require_draws(self) -> None:

@@ -118,9 +118,9 @@ class GradientInserter(CanaryInserter):
         if variant not in self._drawn:
             if self._canary.moving:
                 self._drawn.clear()
-            made = self.draws.directions(index, self._layout)
-            lengths = self._like.new_tensor(self._norm * self._canary.lengths(made))
-            self._drawn[variant] = made, CanaryVectors.of(made, self._like), lengths
+            directions = self.draws.directions(index, self._layout)
+            lengths = self._like.new_tensor(self._norm * self._canary.lengths(directions))
+            self._drawn[variant] = directions, CanaryVectors.of(directions, self._like), lengths
         return self._drawn[variant]
 
     def rows(self, index: int, present: Sequence[int] | np.ndarray) -> list[CanaryRows]:
@@ -136,13 +136,14 @@ class GradientInserter(CanaryInserter):
         if index not in self._planned:  # many steps at once: after a step of training, caches are empty
             last = min(index - index % STEPS_AT_ONCE + STEPS_AT_ONCE, max(self._num_steps, index + 1))
             self._planned = {
-                one: self.rows(one, np.flatnonzero(self.draws.coins(one))) for one in range(index, last)
+                step_index: self.rows(step_index, np.flatnonzero(self.draws.coins(step_index)))
+                for step_index in range(index, last)
             }
         return self._planned[index]
 
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
-        known = step.clipped_sum if residual else None
-        return self._normalized(self.vectors(step.index).project(step.noisy_sum, without=known))
+        example_sum = step.clipped_sum if residual else None
+        return self._normalized(self.vectors(step.index).project(step.noisy_sum, without=example_sum))
 
     def read(self, step: Step) -> Callable[[], FloatArray]:
         """Return a function that computes the scores of the step later, without its vectors.
@@ -153,8 +154,8 @@ class GradientInserter(CanaryInserter):
         if vectors.together is None:
             scores = self.scores(step)
             return lambda: scores
-        found = vectors.read(step.noisy_sum, step.clipped_sum)
-        return lambda: self._normalized(vectors.products(found))
+        readings = vectors.read(step.noisy_sum, step.clipped_sum)
+        return lambda: self._normalized(vectors.products(readings))
 
     def _normalized(self, projections: Tensor) -> FloatArray:
         # NumPy is faster than torch for a few thousand numbers
@@ -230,7 +231,9 @@ class InputInserter(CanaryInserter):
         self._batch = training.examples(examples.inputs, examples.targets, rng)
         with torch.random.fork_rng(devices=[]):  # the RNG of the audited code is not affected
             chunks = [rows.gradients for rows in vmap_rows(training.model, training.loss, self._batch)]
-        self._gradients = torch.cat([torch.cat([part.flatten(1) for part in one], dim=1) for one in chunks])
+        self._gradients = torch.cat(
+            [torch.cat([leaf.flatten(1) for leaf in chunk], dim=1) for chunk in chunks]
+        )
         self._index = index
         self._joined, self._rows = self._joined[:0], []
 
@@ -248,28 +251,28 @@ class InputInserter(CanaryInserter):
         norms = torch.linalg.vector_norm(self._gradients, dim=1)
         is_usable = norms.isfinite() & (norms > _MIN_NORM * self._norm)
         gradients = self._gradients.masked_fill(~is_usable[:, None], 0.0)
-        released, own = step.noisy_sum, norms.new_zeros(len(norms))
+        released, weighted = step.noisy_sum, norms.new_zeros(len(norms))
         if residual:
             weights = self._weights()
             released = released - step.clipped_sum - weights @ gradients
-            own = weights * norms.nan_to_num(posinf=0.0)
+            weighted = weights * norms.nan_to_num(posinf=0.0)
         self.lengths = torch.where(is_usable, norms.clamp(max=self._norm) / self._norm, 0.0).cpu().numpy()
-        along = gradients @ released / norms + own
+        along = gradients @ released / norms + weighted
         scores = torch.where(is_usable, along / norms.clamp(max=self._norm), 0.0)
-        found: FloatArray = scores.cpu().numpy().astype(np.float64)
-        return found
+        values: FloatArray = scores.cpu().numpy().astype(np.float64)
+        return values
 
     def _weights(self) -> Tensor:
         """Return the weight with which each canary was added; zero for absent canaries."""
         weights = self._gradients.new_zeros(len(self._gradients))
-        parts = [rows.weights for rows in self._rows if rows.weights is not None]
-        return weights.index_copy_(0, self._joined, torch.cat(parts)) if parts else weights
+        recorded = [rows.weights for rows in self._rows if rows.weights is not None]
+        return weights.index_copy_(0, self._joined, torch.cat(recorded)) if recorded else weights
 
     def state_dict(self) -> dict[str, Any]:
-        made = self._canaries.current
-        if made is None:
+        examples = self._canaries.current
+        if examples is None:
             return {}
-        return {"inputs": made.inputs, "targets": made.targets, "crafted_at": self._canaries.made_at}
+        return {"inputs": examples.inputs, "targets": examples.targets, "crafted_at": self._canaries.made_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._index = -1

@@ -272,8 +272,8 @@ class TwoBatches(CanaryAudit[Recorder]):
         super().attach(training)
         # Separate generators: those of the training run are not affected, and differ even if both have the
         # same seed. Equal noise in both batches would distinguish them without error.
-        own = int(self._inserter.draws.rng(0, SECOND_BATCH).integers(2**63))
-        self._generators = generators(Seeds.of(own), training.device)
+        seed = int(self._inserter.draws.rng(0, SECOND_BATCH).integers(2**63))
+        self._generators = generators(Seeds.of(seed), training.device)
         self._recorder = self._step_recorder(
             training,
             self._first_steps,
@@ -287,16 +287,16 @@ class TwoBatches(CanaryAudit[Recorder]):
         is_in = self._inserter.draws.rng(step.index).random() < self._rate
         rows = self._inserter.rows(step.index, [0] if is_in else [])
         second = self._second_batch(step.index, rows)
-        scores = [self._inserter.scores(one, residual=self._residual)[0] for one in (step, second)]
+        scores = [self._inserter.scores(batch, residual=self._residual)[0] for batch in (step, second)]
         lengths = None if self._inserter.lengths is None else self._inserter.lengths.repeat(2)
         self.recorder.record(scores, [False, True], lengths=lengths, notify=False)
 
     def _second_batch(self, index: int, rows: Sequence[Rows]) -> Step:
         """Draw the second batch, also with its own global torch RNG, which dropout uses, for example."""
         assert self._training is not None  # attached, because a step is being observed
-        own = generator(int(self._inserter.draws.rng(index, DROPPING).integers(2**63)))
+        rng = generator(int(self._inserter.draws.rng(index, DROPPING).integers(2**63)))
         with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(own.get_state())
+            torch.set_rng_state(rng.get_state())
             return self._training.draw(rows, self._generators)
 
     def after(self, step: Step) -> None:
@@ -304,13 +304,13 @@ class TwoBatches(CanaryAudit[Recorder]):
             self.recorder.notify()
 
     def state_dict(self) -> dict[str, Any]:
-        states = {name: made.get_state() for name, made in self._generators.items()}
+        states = {name: rng.get_state() for name, rng in self._generators.items()}
         return {**super().state_dict(), "generators": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        for name, made in self._generators.items():
-            made.set_state(state["generators"][name])
+        for name, rng in self._generators.items():
+            rng.set_state(state["generators"][name])
 
 
 class EndToEnd(CanaryAudit[WholeRunRecorder]):
