@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from dpaudit.recording._signal_and_noise import (
-    ArrivalError,
+from dpaudit.recording._signal_check import (
     LengthMoments,
+    MissingCanaryError,
     RunningMoments,
     check_signal,
     has_signal,
@@ -34,7 +34,7 @@ def test_canaries_are_missing_if_they_score_less_than_half_of_the_signal(
 ) -> None:
     present, absent = moments(0.5 + gap), moments(0.5)
     if is_missing:
-        with pytest.raises(ArrivalError, match=r"Expected scores to increase by 2 where") as caught:
+        with pytest.raises(MissingCanaryError, match=r"Expected scores to increase by 2 where") as caught:
             check_signal([LengthMoments(present, absent)], 2.0)
         assert caught.value.gap == pytest.approx(gap)
     else:
@@ -48,7 +48,7 @@ def test_canaries_are_missing_only_beyond_six_standard_errors(errors: float, is_
     assert has_signal([LengthMoments(present, absent)], 1.0) != is_missing
     present = moments(0.0, spread)
     if is_missing:
-        with pytest.raises(ArrivalError):
+        with pytest.raises(MissingCanaryError):
             check_signal([LengthMoments(present, absent)], 1.0)
     else:
         check_signal([LengthMoments(present, absent)], 1.0)
@@ -67,7 +67,7 @@ def test_canaries_that_are_scaled_down_have_a_cause_that_depends_on_the_noise(
     gap: float, noise: float, cause: str
 ) -> None:
     found = LengthMoments(moments(gap, noise, count=10_000), moments(0.0, noise, count=10_000))
-    with pytest.raises(ArrivalError, match=cause):
+    with pytest.raises(MissingCanaryError, match=cause):
         check_signal([found], 1.0, claimed_noise=2.0)
 
 
@@ -87,7 +87,7 @@ def test_canaries_of_one_length_that_arrive_allow_a_verdict() -> None:
     absent = moments(0.0, 1.0, 1000)
     missing, arriving = LengthMoments(absent, absent), LengthMoments(moments(0.8, 1.0, 1000), absent)
     check_signal([missing, missing, missing, arriving], 1.0)
-    with pytest.raises(ArrivalError):
+    with pytest.raises(MissingCanaryError):
         check_signal([missing, missing, missing], 1.0)
     assert not has_signal([missing, arriving], 1.0)
 

@@ -26,7 +26,7 @@ from dpaudit.observers._residuals import UnknownSumError
 from dpaudit.observers.step import OTHERS_REPLACED, observe_step
 from dpaudit.pytest_plugin._session import AuditCall, AuditSession
 from dpaudit.pytest_plugin._summary import UnderpoweredWarning, mark_incomplete, note, note_error
-from dpaudit.recording import ArrivalError, Recorder, TrainingInfo, WholeRunRecorder
+from dpaudit.recording import MissingCanaryError, Recorder, TrainingInfo, WholeRunRecorder
 from dpaudit.recording._joint_verdict import ScoreSummary, SupportsDiagnose, claimed_noise
 from dpaudit.stats import PRIVACY, Result, Verdict
 
@@ -185,7 +185,7 @@ class DpAudit:
         __tracebackhide__ = True
         try:
             outcome = AuditOutcome(recorder.audit(confidence=1 - self._report.error_rate, **options))
-        except ArrivalError as error:
+        except MissingCanaryError as error:
             why, gap = str(error), error.gap
         else:
             return self._conclude(outcome, recorder)

@@ -9,15 +9,15 @@ from dpaudit.diagnostics import ObservedStep, StepCheck
 from dpaudit.recording._claim_source import DPSGDParams, ReadClaim, TrainingInfo
 from dpaudit.recording._recorder import Recorder
 from dpaudit.recording._score_log import ObservedCanaries
-from dpaudit.recording._signal_and_noise import ArrivalError, UntestedError
+from dpaudit.recording._signal_check import MissingCanaryError, UntestedError
 from dpaudit.recording._trajectory import LiveBound, Trajectory, TrajectoryPoint
 from dpaudit.recording._whole_run import LikelihoodRatios, WholeRunRecorder
 
 __all__ = [
-    "ArrivalError",
     "DPSGDParams",
     "LikelihoodRatios",
     "LiveBound",
+    "MissingCanaryError",
     "ObservedCanaries",
     "ObservedStep",
     "ReadClaim",

@@ -15,7 +15,7 @@ from dpaudit import _validate
 from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, InputCanary
 from dpaudit.errors import InputError
-from dpaudit.recording._signal_and_noise import UntestedError
+from dpaudit.recording._signal_check import UntestedError
 from dpaudit.stats import DEFAULT, GIVEN, READ, Gaussian, TradeOff
 
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError, quoted
 from dpaudit.recording._claim_source import ClaimSource, TrainingInfo, claimed_mu
 from dpaudit.recording._score_log import ScoreLog
-from dpaudit.recording._signal_and_noise import LiveCheck, UntestedError, first_of
+from dpaudit.recording._signal_check import LiveCheck, UntestedError, first_of
 from dpaudit.stats import Result
 
 _LEVELS = 0.9995, 0.0005  # quantiles of the noise interval, which is wide to avoid false hints

@@ -27,7 +27,7 @@ from dpaudit.recording._joint_verdict import (
     with_clues,
 )
 from dpaudit.recording._score_log import ObservedCanaries, ScoreLog, recorded_steps
-from dpaudit.recording._signal_and_noise import (
+from dpaudit.recording._signal_check import (
     CanaryLengths,
     UntestedError,
     check_signal,

@@ -25,7 +25,7 @@ from dpaudit.diagnostics._clipping_causes import CanaryBatch
 from dpaudit.diagnostics._data_tests import StepEnergies
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import FrozenValue
-from dpaudit.recording._signal_and_noise import LengthMoments
+from dpaudit.recording._signal_check import LengthMoments
 from dpaudit.stats import as_mask
 
 _SCORE_BYTES = 2 * (8 + 1)  # a score and its presence, as recorded and as joined for the audit

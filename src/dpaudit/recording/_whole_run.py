@@ -17,7 +17,7 @@ from dpaudit.diagnostics import Diagnosis, ObservedStep, RunCheck
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, FrozenValue, GivenClaim, ReadClaim, TrainingInfo
 from dpaudit.recording._joint_verdict import RunTests, SupportsDiagnose, has_more_tests
-from dpaudit.recording._signal_and_noise import (
+from dpaudit.recording._signal_check import (
     LengthMoments,
     RunningMoments,
     check_signal,
@@ -140,15 +140,15 @@ class WholeRunRecorder:
         self.confidence, self._started = _validate.confidence(confidence), now()
         self._claims: ClaimSource
         if claim is None:
-            numbers_known: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
-            numbers = numbers_known | {"num_steps": num_steps, "delta": delta}
+            weights_from: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
+            numbers = weights_from | {"num_steps": num_steps, "delta": delta}
             self._claims = GivenClaim(Claim.dpsgd(**numbers))
         else:
-            self._claims, numbers_known = claim, claim.params(0).known("noise_multiplier", "sample_rate")
+            self._claims, weights_from = claim, claim.params(0).known("noise_multiplier", "sample_rate")
         self._reach = reach
-        weighed = _validate.positive("noise_multiplier", numbers_known["noise_multiplier"]) / reach
+        weighed = _validate.positive("noise_multiplier", weights_from["noise_multiplier"]) / reach
         self._ratios = ratios or LikelihoodRatios(
-            present, noise_multiplier=weighed, sample_rate=numbers_known["sample_rate"]
+            present, noise_multiplier=weighed, sample_rate=weights_from["sample_rate"]
         )
         self._planned = num_steps
         self._signal, self._finished = signal, finished

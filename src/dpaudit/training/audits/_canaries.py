@@ -136,8 +136,7 @@ class GradientInserter(CanaryInserter):
         if index not in self._planned:  # many steps at once: after a step of training, caches are empty
             last = min(index - index % STEPS_AT_ONCE + STEPS_AT_ONCE, max(self._num_steps, index + 1))
             self._planned = {
-                step_index: self.rows(step_index, np.flatnonzero(self.draws.coins(step_index)))
-                for step_index in range(index, last)
+                step: self.rows(step, np.flatnonzero(self.draws.coins(step))) for step in range(index, last)
             }
         return self._planned[index]
 

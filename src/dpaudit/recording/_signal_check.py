@@ -20,14 +20,14 @@ from dpaudit.stats import AuditDesign, GuessDesign
 
 _Check = TypeVar("_Check")
 _ROUNDING = 1e-3  # in clipping norms
-_PROBABLY = 3.0  # standard errors
-_FEW, _SURELY = 10, 6.0  # scores, and standard errors, beyond which a missing canary is certain
+Z_LIKELY = 3.0  # standard errors
+MIN_SCORES_PER_SIDE, Z_CERTAIN = 10, 6.0  # scores and standard errors that prove a missing canary
 _MUCH_LESS = 0.5  # of the claimed noise: the noise is scaled down like the canaries
 _LENGTH_CLASSES = 1000
 _LENGTHS = 100  # quantiles that stand for the lengths of all canaries
 
 
-class ArrivalError(InputError):
+class MissingCanaryError(InputError):
     """Inserted canaries are missing from the release; ``gap`` is the increase of their mean score."""
 
     def __init__(self, message: str, gap: float = 0.0) -> None:
@@ -134,7 +134,7 @@ class LengthMoments:
 def has_signal(groups: Sequence[LengthMoments], signal: float) -> bool:
     """Return whether canaries score like clipped ones, up to the uncertainty caused by the noise."""
     return all(
-        abs(group.gap - signal * group.expected) <= max(_SURELY * group.spread, _ROUNDING)
+        abs(group.gap - signal * group.expected) <= max(Z_CERTAIN * group.spread, _ROUNDING)
         for group in groups
         if group.fewest > 0
     )
@@ -143,7 +143,7 @@ def has_signal(groups: Sequence[LengthMoments], signal: float) -> bool:
 def check_signal(
     groups: Sequence[LengthMoments], signal: float, *, claimed_noise: float | None = None
 ) -> None:
-    """Raise an :class:`ArrivalError` if present canaries certainly score less than half of ``signal``.
+    """Raise an :class:`MissingCanaryError` if present canaries certainly score less than half of ``signal``.
 
     If those of one length arrive, there is a verdict, and tests report what happens to the others. The error
     names a likely cause, which depends on how much of ``claimed_noise`` the scores have.
@@ -152,14 +152,15 @@ def check_signal(
     joined = LengthMoments(
         sum_moments(group.present for group in long), sum_moments(group.absent for group in long)
     )
-    if joined.fewest < _FEW or any(
-        group.fewest >= _FEW and group.gap - _PROBABLY * group.spread > signal * group.expected / 2
+    if joined.fewest < MIN_SCORES_PER_SIDE or any(
+        group.fewest >= MIN_SCORES_PER_SIDE
+        and group.gap - Z_LIKELY * group.spread > signal * group.expected / 2
         for group in groups
     ):
         return
     gap = joined.gap
-    if gap + _SURELY * joined.spread < signal / 2:
-        raise ArrivalError(
+    if gap + Z_CERTAIN * joined.spread < signal / 2:
+        raise MissingCanaryError(
             f"Expected scores to increase by {signal:g} where a canary is present, got {gap:.2g}: "
             f"{_cause_of_loss(joined, claimed_noise)}. No verdict can be based on these scores.",
             gap,
@@ -172,7 +173,7 @@ def _cause_of_loss(moments: LengthMoments, claimed_noise: float | None) -> str:
     A sum that is clipped again, or a noisy sum that is clipped, may be as private as claimed, so it is not a
     finding; but its canaries do not show that it is.
     """
-    is_part = moments.gap > max(_PROBABLY * moments.spread, _ROUNDING)
+    is_part = moments.gap > max(Z_LIKELY * moments.spread, _ROUNDING)
     if claimed_noise is None or not is_part:
         return (
             "the release does not contain the canaries that were added to the sum, or they were clipped "
