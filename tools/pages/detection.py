@@ -1,6 +1,6 @@
 """Measure which faults the default settings of every observer detect, and write docs/detection.md.
 
-    python benchmarks/detection.py [--seeds 10] [--only NAME ...] [--observers NAME ...] [--as-is]
+    python tools/pages/detection.py [--seeds 10] [--only NAME ...] [--observers NAME ...] [--as-is]
 
 Every run is three lines of the README: observe, train, audit. The faults are in ``_faults`` and
 ``_unseen_faults``, the training loops in ``_detection_runs``. Finished runs are kept in
@@ -27,11 +27,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from _cases import restart_in_environment
 from _faults import FAULTS, OBSERVERS, TWINS, Fault
+from _shared import ROOT, restart_in_environment
 from _unseen_faults import UNSEEN
 
-ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".detection-cache.json"
 STEPS = (300, 500)
 ENOUGH = 0.9  # of the seeds

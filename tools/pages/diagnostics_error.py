@@ -1,6 +1,6 @@
 """Simulate how often a correct training run has a finding, and write the tables to docs/diagnostics.md.
 
-    python benchmarks/diagnostics_error.py [--repetitions 2000] [--part noise|rows|regular|audits|adaptive]
+    python tools/pages/diagnostics_error.py [--repetitions 2000] [--part noise|rows|regular|audits|adaptive]
 
 The first table is about all tests of noise and batches, the second about the tests of rows, which replace
 those of batches where only the rows of a batch are known, the third about the tests of regular noise. The
@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 from _adaptive_runs import SCHEDULES, SETTINGS, LinearTraining, adaptive_runs
-from _cases import restart_in_environment
+from _shared import DOCS, restart_in_environment, write_block
 
 from dpaudit.diagnostics import Check, Diagnosis, Diagnostics
 from dpaudit.diagnostics._data_tests import missing_direction
@@ -32,8 +30,6 @@ from dpaudit.diagnostics._regularity_tests import REGULARITY_TESTS
 from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.diagnostics._sum_checks import BatchRecord
 
-PAGE = Path(__file__).parent.parent / "docs" / "diagnostics.md"
-BEGIN, END = "<!-- written by benchmarks/diagnostics_error.py{} -->", "<!-- end -->"
 CONFIDENCE = 0.95
 # Of the 5 % of an audit, tests have 1 %, of which the smallest of 26 p-values gets a part by Holm's method.
 SMALL = 0.01 / 26
@@ -306,9 +302,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in [arguments.part] if arguments.part else PARTS:
         mark, write = PARTS[name]
-        written = f"{BEGIN.format(mark)}\n\n{write(arguments.repetitions)}\n\n{END}"
-        pattern = re.compile(f"{re.escape(BEGIN.format(mark))}.*?{END}", re.DOTALL)
-        PAGE.write_text(pattern.sub(lambda _, text=written: text, PAGE.read_text()))
+        write_block(DOCS / "diagnostics.md", f"diagnostics_error.py{mark}", write(arguments.repetitions))
 
 
 if __name__ == "__main__":

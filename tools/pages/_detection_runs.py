@@ -1,4 +1,4 @@
-"""Short audited training runs in every observer, correct or with a fault, for benchmarks/detection.py.
+"""Short audited training runs in every observer, correct or with a fault, for tools/pages/detection.py.
 
 All train the same model (20-16-16-3, 659 parameters) on 300 examples with sample rate 0.1 and clipping
 norm 2. One class is more frequent, and six examples have much longer gradients than the others. A correct

@@ -1,7 +1,7 @@
 """Write the numbers of a fixed set of audits to a file, or compare them with those of a file.
 
-    python benchmarks/golden.py --write golden.json
-    python benchmarks/golden.py --compare golden.json
+    python tools/pages/golden.py --write golden.json
+    python tools/pages/golden.py --compare golden.json
 
 A change that only moves code leaves every bound, stated power and p-value as it was. The set has every
 inference with every threshold rule on scores of several shapes, and short training runs in every library,
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _cases import restart_in_environment
 from _faults import FAULTS, TWINS
+from _shared import restart_in_environment
 from correct_runs import native_audit
 
 import dpaudit

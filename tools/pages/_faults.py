@@ -1,4 +1,4 @@
-"""Faulty mechanisms for benchmarks/detection.py: each is a correct training run with one part replaced.
+"""Faulty mechanisms for tools/pages/detection.py: each is a correct training run with one part replaced.
 
 A part is a function of arrays (NumPy, or JAX through ``xp``), written as a developer might get it wrong.
 ``_detection_runs`` inserts it into the training loop of every library in which the fault can exist. All

@@ -1,6 +1,6 @@
 """Run the zoo with many seeds, and write the results to docs/zoo.md.
 
-    python benchmarks/zoo.py [--seeds 40] [--broken-seeds 10] [--only NAME ...] [--as-is | --violations]
+    python tools/pages/zoo.py [--seeds 40] [--broken-seeds 10] [--only NAME ...] [--as-is | --violations]
 
 The matrix is that of `dpaudit zoo` with seed 0. Finished runs are kept in .zoo-cache, so that an interrupted
 command resumes there; delete it when anything that is measured changes. With --only, the other rows of the
@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from _shared import DOCS, ROOT, block_of, markdown_table, write_block
 from _violations import CASES, HEAD
 
 from dpaudit.zoo import ENTRIES, FIRST_HALL, SECOND_HALL, Entry, chosen, judge, run_zoo
 
-ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".zoo-cache"
-PAGE = ROOT / "docs" / "zoo.md"
-BEGIN, END = "<!-- written by benchmarks/zoo.py: {} -->", "<!-- end -->"
+PAGE = DOCS / "zoo.md"
 HALLS = {"first-hall": FIRST_HALL, "second-hall": SECOND_HALL}
 NUM_MEASURED = 4  # columns at the end of a row
 METHODS = (
@@ -83,10 +81,6 @@ def twin(entry: Entry) -> object:
     return entry.name if fault is None else replace(specimen, **{fault: None})
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
-
-
 def measured_cells(entries: list[dict[str, Any]], counts: dict[str, dict[bool, str]]) -> dict[str, list[str]]:
     """Return the last cells of each row, which are measured."""
     return {
@@ -110,7 +104,7 @@ def faults_table(hall: str, new: dict[str, list[str]]) -> str:
         for place, entry in enumerate(ENTRIES, 1)
         if entry.name in names and (known := new.get(entry.name) or old.get(entry.name))
     ]
-    return table([*head, "caught by", "steps", "caught", "twin flagged"], rows)
+    return markdown_table([*head, "caught by", "steps", "caught", "twin flagged"], rows)
 
 
 def methods_table(entries: list[dict[str, Any]]) -> str:
@@ -125,7 +119,7 @@ def methods_table(entries: list[dict[str, Any]]) -> str:
             verdict = steps(bound["verdict"] == "VIOLATION", number(bound["epsilon"]), bound["steps_needed"])
             name, claim = f"`{entry['name']}`", number(broken["claimed_epsilon"])
             rows.append([name, claim, *bounds, verdict, findings])
-    return table(["fault", "claim", *METHODS, "verdict", "tests"], rows)
+    return markdown_table(["fault", "claim", *METHODS, "verdict", "tests"], rows)
 
 
 def cell(method: dict[str, Any] | None) -> str:
@@ -142,19 +136,13 @@ def number(value: float | str) -> str:
     return f"{float(value):.3g}"
 
 
-def pattern(name: str) -> re.Pattern[str]:
-    return re.compile(f"{re.escape(BEGIN.format(name))}\n(.*?)\n{re.escape(END)}", re.DOTALL)
-
-
 def write(name: str, text: str) -> None:
-    begin, page = BEGIN.format(name), PAGE.read_text()
-    PAGE.write_text(pattern(name).sub(lambda _: f"{begin}\n\n{text}\n\n{END}", page, count=1))
+    write_block(PAGE, f"zoo.py: {name}", text)
 
 
 def lines_of(name: str) -> list[str]:
     """Return the rows of a table on the page."""
-    found = pattern(name).search(PAGE.read_text())
-    return [line for line in (found[1] if found else "").split("\n") if "`" in line]
+    return [line for line in block_of(PAGE, f"zoo.py: {name}").split("\n") if "`" in line]
 
 
 def row_name(line: str) -> str:
@@ -204,7 +192,7 @@ def violations() -> str:
         found.append(case.measured())
         keep(file, found)
         print(case.name, found[-1], flush=True)
-    return table(HEAD, [case.row(one) for case, one in zip(CASES, found, strict=True)])
+    return markdown_table(HEAD, [case.row(one) for case, one in zip(CASES, found, strict=True)])
 
 
 def main() -> None:
