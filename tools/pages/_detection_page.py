@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from _faults import FAULTS, OBSERVERS, TWINS, Fault
 from _unseen_faults import Unseen
 from detection import STEPS, Line, Runs, causes, required_lines, twin_tasks
+
+from dpaudit.zoo.faults import FAULTS, OBSERVERS, TWINS, Fault
 
 __all__ = ["page"]
 
@@ -30,7 +31,7 @@ Which faults does an audit with default settings detect? This page answers for {
 that are evenly spread from 1 to 2. Every run is a small model (659 parameters in six named tensors, 300
 examples, sample rate 0.1, clipping norm 2) with the three lines of the [tutorial](tutorial.md): `observe`,
 train, `audit()`. No option is set for any fault. `tools/pages/detection.py` runs all of them and writes this
-page; the faults are in `tools/pages/_faults.py`.
+page; the faults are in `dpaudit.zoo.faults`.
 
 - A cell is the number of seeds, of {count}, with which the fault was detected within 300 steps. Where these
   are fewer than 9 of 10, the number within 500 steps follows.

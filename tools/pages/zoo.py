@@ -21,11 +21,11 @@ import torch
 from _shared import DOCS, ROOT, block_of, markdown_table, write_block
 from _violations import CASES, HEAD
 
-from dpaudit.zoo import ENTRIES, FIRST_HALL, SECOND_HALL, Entry, chosen, judge, run_zoo
+from dpaudit.zoo import ENTRIES, ENTRIES_FOUND_BY_TESTS, ENTRIES_OF_PUBLIC_CODE, Entry, chosen, judge, run_zoo
 
 CACHE = ROOT / ".zoo-cache"
 PAGE = DOCS / "zoo.md"
-HALLS = {"first-hall": FIRST_HALL, "second-hall": SECOND_HALL}
+GROUPS = {"public code": ENTRIES_OF_PUBLIC_CODE, "found by tests": ENTRIES_FOUND_BY_TESTS}
 NUM_MEASURED = 4  # columns at the end of a row
 METHODS = (
     "f-DP(CP)",
@@ -75,10 +75,13 @@ def same_twin(entry: Entry) -> Entry:
 
 
 def twin(entry: Entry) -> object:
-    """Return a value that identifies the twin of an entry: its specimen without the fault."""
-    specimen: Any = entry.specimen
-    fault = next((name for name in ("mechanism", "broken") if hasattr(specimen, name)), None)
-    return entry.name if fault is None else replace(specimen, **{fault: None})
+    """Return a value that identifies the twin of an entry: its scenario without the fault."""
+    scenario: Any = entry.scenario
+    fault = next((name for name in ("mechanism", "fault") if hasattr(scenario, name)), None)
+    if fault is None:
+        return entry.name
+    without = {fault: None, "size": None} if hasattr(scenario, "size") else {fault: None}
+    return replace(scenario, **without)
 
 
 def measured_cells(entries: list[dict[str, Any]], counts: dict[str, dict[bool, str]]) -> dict[str, list[str]]:
@@ -94,11 +97,11 @@ def measured_cells(entries: list[dict[str, Any]], counts: dict[str, dict[bool, s
     }
 
 
-def faults_table(hall: str, new: dict[str, list[str]]) -> str:
-    """Return the rows of a hall: new cells, or those on the page, with the current descriptions."""
+def faults_table(group: str, new: dict[str, list[str]]) -> str:
+    """Return the rows of a group: new cells, or those on the page, with the current descriptions."""
     head = ["", "fault", "what was wrong", "fix", "where", "injected into"]
-    old = {row_name(line): cells(line)[-NUM_MEASURED:] for line in lines_of(hall)}
-    names = {entry.name for entry in HALLS[hall]}
+    old = {row_name(line): cells(line)[-NUM_MEASURED:] for line in lines_of(group)}
+    names = {entry.name for entry in GROUPS[group]}
     rows = [
         [str(place), f"`{entry.name}`", entry.wrong, entry.fix or "", entry.public, entry.kind, *known]
         for place, entry in enumerate(ENTRIES, 1)
@@ -163,7 +166,7 @@ def merged(name: str, new: str) -> str:
 
 def runs(only: list[str]) -> str:
     """Return a sentence with the number of runs, read from the tables on the page."""
-    rows = {f"`{row_name(line)}`": cells(line) for hall in HALLS for line in lines_of(hall)}
+    rows = {f"`{row_name(line)}`": cells(line) for group in GROUPS for line in lines_of(group)}
     said = [
         f"{what} were run with {grouped({name: row[place] for name, row in rows.items()})}."
         for what, place in (("Faults", -2), ("Twins", -1))
@@ -213,8 +216,8 @@ def main() -> None:
     counts = counted(entries, num_seeds)
     found = run_zoo(entries, seed=0, output=CACHE / "matrix", watch=lambda *args: print(*args, flush=True))
     new = measured_cells(found["entries"], counts)
-    for hall in HALLS:
-        write(hall, faults_table(hall, new))
+    for group in GROUPS:
+        write(group, faults_table(group, new))
     write("methods", merged("methods", methods_table(found["entries"])))
     write("runs", runs(options.only))
     if not options.only:
