@@ -43,13 +43,13 @@ bench: .venv/.installed-dev .venv-bench/.installed ## compare speed and tightnes
 	$(bin)/python benchmarks/run.py --others .venv-bench/bin/python
 
 soundness: .venv/.installed-dev ## simulate the coverage of every bound; write docs/soundness.md
-	$(bin)/python benchmarks/soundness.py
+	$(bin)/python tools/pages/soundness.py
 
 zoo: .venv/.installed-dev ## run the faults in the zoo and their correct twins with many seeds; write docs/zoo.md
-	$(bin)/python benchmarks/zoo.py
+	$(bin)/python tools/pages/zoo.py
 
 detection: .venv/.installed-dev ## measure which faults default settings detect; write docs/detection.md
-	$(bin)/python benchmarks/detection.py
+	$(bin)/python tools/pages/detection.py
 
 docs: .venv/.installed-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
@@ -60,7 +60,7 @@ dist: .venv/.installed ## build the wheel and the source archive into dist/
 
 clean: ## delete everything that the other targets create
 	rm -rf .venv .venv-bench .venv-tensorflow site dist dpaudit-demo dpaudit-reproduction dpaudit-zoo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests tests_tensorflow benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find src tests tests_tensorflow benchmarks tools -name __pycache__ -prune -exec rm -rf {} +
 
 # What users need. The build backend is pinned, too.
 .venv/.installed: $(pins) | .venv/bin/python

@@ -7,15 +7,12 @@ because the memory layout is random and changes times by a few percent.
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from _measure import ONE_THREAD
 from torch import Tensor, nn
 
 from dpaudit.training import DPSGD, SGD, Hook, Seeds, Training, initialize
@@ -34,22 +31,12 @@ __all__ = [
     "fixed_indices",
     "in_turns",
     "ratio",
-    "restart_in_environment",
     "training",
 ]
 
 CLIP, LEARNING_RATE = 1.0, 0.1
 STEPS_PER_EPOCH = 4
 WARM_UP = 2  # turns
-# The C library reads these before Python starts. By default it returns memory to the system after every step,
-# which makes per-example gradients three to four times slower.
-MALLOC = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    "MALLOC_TOP_PAD_": "67108864",
-}
-ENVIRONMENT = MALLOC | ONE_THREAD
-
 Step = Callable[[], object]
 
 
@@ -151,12 +138,3 @@ def cpu_seconds(step: Step, count: int = 1) -> float:
 def ratio(numerator: list[float], denominator: list[float]) -> float:
     """Return the median ratio over turns."""
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
-
-
-def restart_in_environment(python: str = sys.executable) -> None:
-    """Restart the process with one thread and retained memory, unless it already runs that way."""
-    # A variable records the interpreter, because sys.executable may spell the same path differently.
-    wanted = ENVIRONMENT | {"DPAUDIT_BENCHMARK_PYTHON": python}
-    if any(os.environ.get(name) != value for name, value in wanted.items()):
-        os.execve(python, [python, *sys.argv], os.environ | wanted)
-    torch.set_num_threads(1)

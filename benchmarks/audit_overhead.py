@@ -7,8 +7,8 @@ import statistics
 import sys
 from functools import partial
 
-from _cases import CONV_NET, MLP, Case, Step, in_turns, ratio, restart_in_environment, training
-from _measure import Table, finish, milliseconds
+from _cases import CONV_NET, MLP, Case, Step, in_turns, ratio, training
+from _measure import Table, finish, milliseconds, restart_in_environment
 
 from dpaudit.training import OneRun
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import scipy.stats
 import torch
-from _cases import CONV_NET, MLP, Case, cpu_seconds, restart_in_environment, training
-from _measure import Table, finish, milliseconds
+from _cases import CONV_NET, MLP, Case, cpu_seconds, training
+from _measure import Table, finish, milliseconds, restart_in_environment
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -25,10 +25,9 @@ from _cases import (
     fixed_indices,
     in_turns,
     ratio,
-    restart_in_environment,
     training,
 )
-from _measure import Table, finish, milliseconds
+from _measure import Table, finish, milliseconds, restart_in_environment
 from _others import parser
 from torch import nn
 

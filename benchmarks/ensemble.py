@@ -23,8 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from _cases import restart_in_environment
-from _measure import Table, finish
+from _measure import Table, finish, restart_in_environment
 from _opacus_models import train_with_opacus
 from torch import nn
 

@@ -15,8 +15,8 @@ import warnings
 from collections.abc import Callable
 
 import numpy as np
-from _cases import cpu_seconds, ratio, restart_in_environment
-from _measure import Table, finish, milliseconds
+from _cases import cpu_seconds, ratio
+from _measure import Table, finish, milliseconds, restart_in_environment
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 

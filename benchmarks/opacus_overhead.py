@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from _cases import cpu_seconds, ratio, restart_in_environment
-from _measure import Table, finish, milliseconds
+from _cases import cpu_seconds, ratio
+from _measure import Table, finish, milliseconds, restart_in_environment
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -182,7 +182,10 @@ def test_a_class_is_an_interface_or_final() -> None:
     assert extended == set(EXTENDED_CLASSES)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
+SCRIPTS = sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tools" / "pages").glob("*.py")])
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_benchmarks_use_what_users_have(path: Path) -> None:
     private = {name for name in imported(path) if name.startswith("dpaudit.") and "._" in name}
     assert private <= PRIVATE_IN_BENCHMARKS.get(path.name, set())

@@ -16,6 +16,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 FILES = [
     *SOURCES,
     *sorted((ROOT / "benchmarks").glob("*.py")),
+    *sorted((ROOT / "tools").rglob("*.py")),
     *sorted((ROOT / "examples").glob("*.py")),
     *sorted((ROOT / "src").rglob("*.toml")),
     *sorted((ROOT / "docs").rglob("*.md")),

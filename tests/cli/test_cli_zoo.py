@@ -66,7 +66,7 @@ def test_json_has_every_method_with_its_verdict_and_the_steps_it_needs(run: Any,
 
 def test_a_fault_that_is_not_caught_ends_with_status_1(run: Any, altered: Any, tmp_path: Path) -> None:
     (entry,) = chosen(ENTRIES, ["microbatch"])
-    altered(specimen=lambda _, seed: entry.specimen(False, seed))
+    altered(scenario=lambda _, seed: entry.scenario(False, seed))
     result = run("zoo", "--output", tmp_path)
     assert result.exit_code == 1
     assert "NOT CAUGHT" in result.stdout
@@ -77,7 +77,7 @@ def test_a_fault_that_is_known_not_to_be_caught_is_listed_with_its_reason(
     run: Any, altered: Any, tmp_path: Path
 ) -> None:
     (entry,) = chosen(ENTRIES, ["microbatch"])
-    altered(specimen=lambda _, seed: entry.specimen(False, seed), not_caught="It leaks nothing.")
+    altered(scenario=lambda _, seed: entry.scenario(False, seed), not_caught="It leaks nothing.")
     result = run("zoo", "--output", tmp_path)
     assert result.exit_code == 0
     assert "not caught. It leaks nothing." in result.stdout
@@ -130,7 +130,7 @@ def test_an_interrupted_zoo_says_what_is_kept(
         raise KeyboardInterrupt
 
     (entry,) = chosen(ENTRIES, ["microbatch"])
-    monkeypatch.setattr(zoo, "ENTRIES", [entry, replace(entry, name="slow", specimen=interrupted)])
+    monkeypatch.setattr(zoo, "ENTRIES", [entry, replace(entry, name="slow", scenario=interrupted)])
     result = run("zoo", "--output", tmp_path)
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == (

@@ -29,8 +29,8 @@ from dpaudit.experiments.trials import Finished, Group, Task
 from dpaudit.report import Format, Report, schema
 from dpaudit.stats import Observations
 from dpaudit.training import DPSGD, SGD
+from dpaudit.training.broken import NoiseTooSmall
 from dpaudit.training.data import digits, hold_out
-from dpaudit.training.faults import NoiseTooSmall
 
 # Without noise there is no curve of the accountant to wait for.
 TINY = """

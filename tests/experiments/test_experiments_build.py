@@ -14,7 +14,7 @@ from dpaudit.experiments._resolved import resolve
 from dpaudit.experiments.config import Digits, NamedModel, _schema
 from dpaudit.experiments.config._fields import Section
 from dpaudit.training import SGD, Adam, EndToEnd, FlipAndCrop, OneRun, TwoBatches
-from dpaudit.training.faults import ClippedAfterMean, FewSeeds, NoiseTooSmall, ShuffledBatches, Unclipped
+from dpaudit.training.broken import ClippedAfterMean, FewSeeds, NoiseTooSmall, ShuffledBatches, Unclipped
 
 Build = Callable[..., Experiment]
 

@@ -46,7 +46,7 @@ def test_correct_training_is_not_flagged_in_95_percent_of_seeds_and_tight_in_mos
     [pytest.param(kind, marks=[pytest.mark.long] * (kind in ("functorch", "ew"))) for kind in OTHER_KINDS],
 )
 def test_correct_training_of_any_kind_is_not_flagged(train, kind):
-    """The long version, of 40 seeds, is benchmarks/opacus_modes.py."""
+    """The long version, of 40 seeds, is tools/pages/opacus_modes.py."""
     options = {"num_steps": 100, "noise_multiplier": 0.8, **OTHER_KINDS[kind]}
     found = [train(seed=seed, **options).recorder.audit() for seed in range(4)]
     assert sum(result.verdict is VIOLATION for result in found) <= most_flagged(4, broken=1.0)

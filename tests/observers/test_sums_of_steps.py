@@ -22,8 +22,8 @@ from dpaudit.observers.jax_privacy._clipping import JaxClip
 from dpaudit.observers.step import observe_step
 from dpaudit.report import Run
 from dpaudit.training import DPSGD, SGD, Diagnose, Training
+from dpaudit.training.broken import Unclipped
 from dpaudit.training.data import Dataset
-from dpaudit.training.faults import Unclipped
 
 jax_is_new = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 CLAIMED = ClaimedStep(noise_multiplier=1.0, sample_rate=RATE)

@@ -17,7 +17,7 @@ from dpaudit.training import (
     Hook,
     OneRun,
     TwoBatches,
-    faults,
+    broken,
 )
 from dpaudit.training.data import digits, random_images
 from dpaudit.training.gradients import flat_parameters
@@ -59,20 +59,20 @@ def test_one_run_on_random_data_finds_95_percent_of_epsilon(train):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("fault", [faults.NoiseTooSmall, faults.Unclipped, faults.ClippedAfterMean])
+@pytest.mark.parametrize("fault", [broken.NoiseTooSmall, broken.Unclipped, broken.ClippedAfterMean])
 @pytest.mark.parametrize("audit", [OneRun, pytest.param(EndToEnd, marks=pytest.mark.long)])
 def test_broken_steps_are_violations_within_500_steps(train, audit, fault):
     hook = audit(delta=DELTA, seed=0)
     setting = {"num_steps": 400} if audit is EndToEnd else {"num_steps": 300, "noise_multiplier": 0.5}
     train(hook, fault=fault, **setting)
-    elsewhere = audit is EndToEnd and fault is faults.NoiseTooSmall
+    elsewhere = audit is EndToEnd and fault is broken.NoiseTooSmall
     result = hook.recorder.audit(**({"threshold": dpaudit.HeldOut(0.2)} if elsewhere else {}))
     assert result.verdict is VIOLATION
     with pytest.raises(dpaudit.ViolationError):
         result.raise_for_violation()
 
 
-@pytest.mark.parametrize("fault", [faults.NoiseTooSmall, faults.Unclipped])
+@pytest.mark.parametrize("fault", [broken.NoiseTooSmall, broken.Unclipped])
 @pytest.mark.long
 def test_the_papers_audit_sees_broken_steps_too(train, fault):
     hook = TwoBatches(delta=DELTA, seed=0)
@@ -84,7 +84,7 @@ def test_the_papers_audit_sees_broken_steps_too(train, fault):
 def test_shuffled_batches_are_a_violation_of_poisson_sampling_end_to_end(train, seed):
     hook = EndToEnd(delta=DELTA, num_canaries=9000, seed=seed)
     setting = {"noise_multiplier": 0.5, "sample_rate": 1 / 25, "num_steps": 100, "seed": seed}
-    train(hook, sampling=faults.ShuffledBatches, **setting)
+    train(hook, sampling=broken.ShuffledBatches, **setting)
     assert hook.recorder.audit().verdict is VIOLATION
 
 
@@ -351,7 +351,7 @@ def test_shuffled_batches_go_on_where_they_were_and_a_second_batch_takes_none_of
                 noise_multiplier=1.0,
                 sample_rate=0.25,
                 num_steps=6,
-                sampling=faults.ShuffledBatches,
+                sampling=broken.ShuffledBatches,
             )
 
         training = made()

@@ -9,7 +9,7 @@ from statistical_limits import LEVEL, most_flagged
 
 from dpaudit import InputError, Verdict
 from dpaudit.diagnostics import ObservedStep, SumChange
-from dpaudit.training import Diagnose, GaussianSum, OneRun, Training, faults
+from dpaudit.training import Diagnose, GaussianSum, OneRun, Training, broken
 from dpaudit.training.gradients import flat_parameters
 from dpaudit.training.models import mlp
 
@@ -65,7 +65,7 @@ def test_a_diagnosis_beside_an_audit_sees_no_canary_and_changes_nothing(train):
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        (faults.NoiseTooSmall, "noise-variance"),
+        (broken.NoiseTooSmall, "noise-variance"),
         (HundredSeeds, "repeated-noise"),
         (FirstHalfOnly, "coordinate-noise"),
     ],
@@ -78,7 +78,7 @@ def test_broken_noise_is_found_within_200_steps(train, fault, expected):
 
 def test_shuffled_batches_are_found(train):
     hook = Diagnose()
-    train(hook, num_steps=60, sampling=faults.ShuffledBatches, build=small, **NOISE)
+    train(hook, num_steps=60, sampling=broken.ShuffledBatches, build=small, **NOISE)
     assert names(hook) >= {"batch-sizes", "participation-counts", "batch-overlap"}
 
 

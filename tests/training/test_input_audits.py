@@ -18,7 +18,7 @@ from dpaudit.training import (
     OneRun,
     Training,
     TwoBatches,
-    faults,
+    broken,
 )
 from dpaudit.training.data import Dataset, digits, hold_out, random_images
 from dpaudit.training.gradients import flat_parameters
@@ -103,7 +103,7 @@ def test_scores_of_convolutions_are_those_of_a_slow_computation():
 @pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
 def test_without_noise_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(canary):
     audit = one_run(canary)
-    train(audit, fault=faults.Noiseless, num_steps=50)
+    train(audit, fault=broken.Noiseless, num_steps=50)
     seen = audit.recorder.observations
     np.testing.assert_allclose(seen.with_canary, 1.0, atol=0.02)
     np.testing.assert_allclose(seen.without_canary, 0.0, atol=0.02)
@@ -158,7 +158,7 @@ def test_scores_are_presence_and_noise_of_the_canarys_length(canary, mode):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_scores_of_less_noise_than_claimed_are_told_apart(mode):
-    found = noise_of(mode(dpaudit.Mislabelled()), num_steps=200, fault=faults.NoiseTooSmall)
+    found = noise_of(mode(dpaudit.Mislabelled()), num_steps=200, fault=broken.NoiseTooSmall)
     assert found["spread"] < -MOST
 
 
@@ -200,12 +200,12 @@ def test_scores_of_one_run_are_not_counted_as_independent():
 
 def test_too_little_noise_is_caught_with_a_crafted_canary():
     audit = one_run(dpaudit.Crafted(long=True), num_canaries=32)
-    train(audit, num_steps=200, fault=faults.NoiseTooSmall)
+    train(audit, num_steps=200, fault=broken.NoiseTooSmall)
     assert audit.recorder.audit().verdict is VIOLATION
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("fault", [faults.Unclipped, faults.ClippedAfterMean, faults.RawMeanMixed])
+@pytest.mark.parametrize("fault", [broken.Unclipped, broken.ClippedAfterMean, broken.RawMeanMixed])
 def test_a_missing_clip_is_caught_with_a_crafted_canary(fault):
     audit = one_run(dpaudit.Crafted(), num_canaries=16)
     train(audit, num_steps=200, fault=fault)
@@ -214,7 +214,7 @@ def test_a_missing_clip_is_caught_with_a_crafted_canary(fault):
 
 @pytest.mark.long
 @pytest.mark.few(1)
-@pytest.mark.parametrize("fault", [partial(faults.NoiseTooSmall, factor=0.6), faults.Unclipped])
+@pytest.mark.parametrize("fault", [partial(broken.NoiseTooSmall, factor=0.6), broken.Unclipped])
 def test_the_papers_audit_with_known_batches_catches_them_too(fault):
     audit = paper(dpaudit.Crafted(long=True), residual=True)
     train(audit, num_steps=200, fault=fault)
@@ -370,7 +370,7 @@ def test_augmented_canaries_are_scored_by_the_mean_gradient_of_their_augmentatio
     data, held = hold_out(random_images(120, shape=(1, 8, 8)), 40)
     audit = OneRun(delta=DELTA, canary=dpaudit.Mislabelled(), held_out=held, num_canaries=6, seed=0)
     options = {"multiplicity": 3, "augmentation": FlipAndCrop(padding=2)}
-    train(audit, data=data, num_steps=10, fault=faults.Noiseless, **options)
+    train(audit, data=data, num_steps=10, fault=broken.Noiseless, **options)
     seen = audit.recorder.observations
     np.testing.assert_allclose(seen.with_canary, 1.0, atol=0.02)
     np.testing.assert_allclose(seen.without_canary, 0.0, atol=0.02)

@@ -31,8 +31,8 @@ from dpaudit.training import (
     generator,
     initialize,
 )
+from dpaudit.training.broken import NoNoiseWhenEmpty
 from dpaudit.training.data import Dataset, digits
-from dpaudit.training.faults import NoNoiseWhenEmpty
 from dpaudit.training.gradients import DenseRows, Rows, flat_parameters, num_parameters
 from dpaudit.training.models import conv_net, mlp
 

@@ -13,8 +13,7 @@ from dpaudit.errors import InputError, MissingExtraError
 from dpaudit.observers.step import observe_step
 from dpaudit.zoo import (
     ENTRIES,
-    FIRST_HALL,
-    SECOND_HALL,
+    ENTRIES_FOUND_BY_TESTS,
     Entry,
     Evidence,
     Replay,
@@ -42,12 +41,12 @@ def simulated(noise, *, num_steps=STEPS, num_canaries=64, seed=0):
 
 
 def entry(name="quiet", calls=None, **changes):
-    def specimen(is_broken, seed):
+    def scenario(is_broken, seed):
         if calls is not None:
             calls.append((name, is_broken))
         return simulated(0.5 if is_broken else 1.0, seed=seed)
 
-    usual = Entry(name=name, public="here", wrong="Too quiet.", kind="simulated", specimen=specimen)
+    usual = Entry(name=name, public="here", wrong="Too quiet.", kind="simulated", scenario=scenario)
     return replace(usual, **changes)
 
 
@@ -149,12 +148,11 @@ def test_a_fact_has_a_name_and_needs_no_statistics(num_steps):
     assert judge(Evidence(claim=CLAIM, num_steps=num_steps)).caught_by == ()
 
 
-def test_every_entry_has_a_fix_and_those_of_the_second_hall_a_family():
-    for one in ENTRIES:
-        assert one.fix.endswith("."), one.name
-        assert one.wrong.endswith("."), one.name
-        assert (one.family is None) is (one in FIRST_HALL)
-    families = Counter(one.family for one in SECOND_HALL)
+def test_every_entry_has_a_fix_and_those_found_by_tests_a_family():
+    for faulty in ENTRIES:
+        assert faulty.fix.endswith("."), faulty.name
+        assert faulty.wrong.endswith("."), faulty.name
+    families = Counter(faulty.family for faulty in ENTRIES_FOUND_BY_TESTS)
     assert len(families) == 10
     assert min(families.values()) >= 2
 
@@ -209,7 +207,7 @@ def test_an_entry_that_breaks_off_leaves_nothing_behind(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_zoo([entry("one"), entry("two", specimen=interrupted)], seed=0, output=tmp_path)
+        run_zoo([entry("one"), entry("two", scenario=interrupted)], seed=0, output=tmp_path)
     assert [path.name for path in tmp_path.glob("*.json")] == ["one.json"]
 
 
@@ -217,7 +215,7 @@ def test_a_missing_library_is_reported_and_not_kept(tmp_path):
     def missing(*_):
         raise MissingExtraError("This", "opacus")
 
-    found = run_zoo([entry(specimen=missing)], seed=0, output=tmp_path)
+    found = run_zoo([entry(scenario=missing)], seed=0, output=tmp_path)
     assert "opacus" in found["entries"][0]["left_out"]
     assert found["is_as_expected"]
     assert not list(tmp_path.glob("*.json"))
@@ -227,21 +225,21 @@ def test_an_entry_that_is_not_caught_is_only_as_expected_if_a_reason_is_known():
     def silent(_, seed):
         return simulated(1.0, seed=seed)
 
-    assert not examine_entry(entry(specimen=silent), seed=0)["is_as_expected"]
-    assert examine_entry(entry(specimen=silent, not_caught="It leaks nothing."), seed=0)["is_as_expected"]
+    assert not examine_entry(entry(scenario=silent), seed=0)["is_as_expected"]
+    assert examine_entry(entry(scenario=silent, not_caught="It leaks nothing."), seed=0)["is_as_expected"]
 
 
 def test_a_flagged_twin_is_not_as_expected():
     def loud(_, seed):
         return simulated(0.5, seed=seed)
 
-    assert not examine_entry(entry(specimen=loud), seed=0)["is_as_expected"]
+    assert not examine_entry(entry(scenario=loud), seed=0)["is_as_expected"]
 
 
 def test_entries_have_names_and_seeds_of_their_own():
     seeds = []
     for name in ("one", "two"):
-        entry(name, specimen=lambda _, seed: seeds.append(seed)).observe(is_broken=True, seed=0)
+        entry(name, scenario=lambda _, seed: seeds.append(seed)).observe(is_broken=True, seed=0)
     assert seeds[0] != seeds[1]
     assert len({one.name for one in ENTRIES}) == len(ENTRIES)
 

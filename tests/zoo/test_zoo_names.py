@@ -5,17 +5,17 @@ from pathlib import Path
 
 from dpaudit import zoo
 from dpaudit.diagnostics import likely_causes
-from dpaudit.training import faults
+from dpaudit.training import broken
 
 PITFALLS = Path(__file__).parent.parent.parent / "docs" / "pitfalls.md"
 # not findings, or with causes that depend on what was measured
 WITHOUT_CAUSE = {"bound", "noise-variance", "canary-arrival"}
 
 ZOO = """
-    ENTRIES FIRST_HALL SECOND_HALL Entry Evidence Judged Replay Scores Specimen chosen examine_entry judge
-    run_zoo
+    ENTRIES ENTRIES_FOUND_BY_TESTS ENTRIES_OF_PUBLIC_CODE Entry Evidence Judged Replay Scenario Scores chosen
+    examine_entry faults judge run_zoo
 """
-FAULTS = """
+BROKEN = """
     AveragedNoise ClippedAfterMean ConstantSeed FewSeeds NoNoiseWhenEmpty NoiseForTheMean NoiseTooSmall
     Noiseless RawMeanMixed SameSeedForLeaves ShuffledBatches Silent Unclipped UnnoisedCoordinates
 """
@@ -23,8 +23,8 @@ FAULTS = """
 
 def test_public_names():
     assert zoo.__all__ == ZOO.split()
-    assert faults.__all__ == FAULTS.split()
-    for module in (zoo, faults):
+    assert broken.__all__ == BROKEN.split()
+    for module in (zoo, zoo.faults, broken):
         assert all(hasattr(module, name) for name in module.__all__)
 
 
@@ -36,5 +36,5 @@ def test_the_page_of_pitfalls_names_findings_and_entries_that_exist():
     assert len(findings) > 40
     assert [name for name in findings - WITHOUT_CAUSE if not likely_causes(findings=[name])] == []
     assert entries - {one.name for one in zoo.ENTRIES} == set()
-    named = entries & {one.name for one in zoo.SECOND_HALL}
+    named = entries & {one.name for one in zoo.ENTRIES_FOUND_BY_TESTS}
     assert len(named) > 25

@@ -20,7 +20,7 @@ from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._coordinate_layout import Layout, Leaves
 from dpaudit.diagnostics._number_formats import FLOAT16, GRID_ERROR, SINGLE, FormatCheck
 from dpaudit.diagnostics._p_values import RESOLUTION, sure_single_signs
-from dpaudit.diagnostics._step import ObservedStep
+from dpaudit.diagnostics._step import NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError, quoted
 
 _Array = TypeVar("_Array")
@@ -440,7 +440,7 @@ def _numbers(step: ObservedStep) -> tuple[tuple[float, float] | None, list[float
             raise InputError(
                 f"Expected largest={quoted(largest)} to be a number and how many it is the largest of."
             )
-        largest = _number("largest", largest[0]), _number("largest", largest[1])
+        largest = NoiseMaximum(_number("largest", largest[0]), _number("largest", largest[1]))
     return largest, [_number(name, getattr(step, source)) for name, source in COVARIATES.items()]
 
 

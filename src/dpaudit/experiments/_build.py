@@ -67,6 +67,7 @@ from dpaudit.training import (
     TwoBatches,
     initialize,
 )
+from dpaudit.training.broken import ClippedAfterMean, FewSeeds, NoiseTooSmall, ShuffledBatches, Unclipped
 from dpaudit.training.data import (
     Dataset,
     HeldOutData,
@@ -78,7 +79,6 @@ from dpaudit.training.data import (
     purchase100,
     random_images,
 )
-from dpaudit.training.faults import ClippedAfterMean, FewSeeds, NoiseTooSmall, ShuffledBatches, Unclipped
 from dpaudit.training.models import conv_net, logistic_regression, mlp, purchase_mlp, wide_resnet
 
 Audit: TypeAlias = OneRun | TwoBatches | EndToEnd

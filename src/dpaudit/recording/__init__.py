@@ -7,6 +7,7 @@ run.
 
 from dpaudit.diagnostics import ObservedStep, StepCheck
 from dpaudit.recording._claim_source import DPSGDParams, ReadClaim, TrainingInfo
+from dpaudit.recording._joint_verdict import SupportsDiagnose
 from dpaudit.recording._recorder import Recorder
 from dpaudit.recording._score_log import ObservedCanaries
 from dpaudit.recording._signal_check import MissingCanaryError, UntestedError
@@ -23,6 +24,7 @@ __all__ = [
     "ReadClaim",
     "Recorder",
     "StepCheck",
+    "SupportsDiagnose",
     "TrainingInfo",
     "Trajectory",
     "TrajectoryPoint",

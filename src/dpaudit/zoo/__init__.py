@@ -10,23 +10,24 @@ try:
 except ImportError as _error:
     raise MissingExtraError("The zoo", "torch") from _error
 
-from dpaudit.zoo._entries import ENTRIES, FIRST_HALL
-from dpaudit.zoo._entry import Entry, Evidence, Replay, Scores, Specimen
+from dpaudit.zoo import faults
+from dpaudit.zoo._catalogue import ENTRIES, ENTRIES_FOUND_BY_TESTS, ENTRIES_OF_PUBLIC_CODE, Entry
+from dpaudit.zoo._evidence import Evidence, Replay, Scenario, Scores
 from dpaudit.zoo._run import Judged, chosen, examine_entry, judge, run_zoo
-from dpaudit.zoo._second_hall import SECOND_HALL
 
 __all__ = [
     "ENTRIES",
-    "FIRST_HALL",
-    "SECOND_HALL",
+    "ENTRIES_FOUND_BY_TESTS",
+    "ENTRIES_OF_PUBLIC_CODE",
     "Entry",
     "Evidence",
     "Judged",
     "Replay",
+    "Scenario",
     "Scores",
-    "Specimen",
     "chosen",
     "examine_entry",
+    "faults",
     "judge",
     "run_zoo",
 ]

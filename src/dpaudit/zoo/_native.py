@@ -1,15 +1,20 @@
-"""Training runs of the native engine, judged step by step, or end to end to test their sampling."""
+"""Training runs of the native engine, judged step by step, or end to end to test their sampling.
+
+Their faulty mechanisms are in :mod:`dpaudit.training.broken`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from dpaudit.canaries import Dirac, GradientCanary
-from dpaudit.diagnostics import Diagnostics
-from dpaudit.stats import Fixed, Inference, ThresholdRule
+from dpaudit.recording import SupportsDiagnose
+from dpaudit.stats import ClopperPearson, Fixed, Inference, ThresholdRule
 from dpaudit.training import (
     DPSGD,
     SGD,
@@ -20,17 +25,25 @@ from dpaudit.training import (
     Sampler,
     Seeds,
     Training,
+    broken,
     initialize,
 )
 from dpaudit.training.data import digits
 from dpaudit.training.models import mlp
-from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, keep_checkpoint, paper_claim
+from dpaudit.zoo._evidence import (
+    DELTA,
+    EPSILON,
+    NOISE,
+    Evidence,
+    Scenario,
+    Scores,
+    keep_checkpoint,
+    noise_of,
+    paper_claim,
+)
 
-_DIRAC = Dirac()
-_HIDDEN = 16
-LEAVES = 64 * _HIDDEN, _HIDDEN, _HIDDEN * 10, 10
+LEAVES = 64 * 16, 16, 16 * 10, 10
 """The sizes of the default model's parameters."""
-_RATE, _EPOCHS = 1 / 25, 4  # for training runs that are judged end to end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +53,10 @@ class NativeTraining:
     ``mechanism`` creates the broken mechanism; ``num_runs`` training runs are judged together.
     """
 
-    mechanism: Callable[..., PrivateSum]
+    mechanism: Callable[..., PrivateSum] | None
     num_steps: int = 300
     num_runs: int = 1
-    canary: GradientCanary = _DIRAC
+    canary: GradientCanary = Dirac()  # noqa: RUF009  # frozen
     num_canaries: int = 512
     inference: Inference | None = None
     threshold: ThresholdRule | None = None
@@ -52,7 +65,7 @@ class NativeTraining:
 
     def __call__(self, is_broken: bool, seed: int) -> Evidence:
         tests, audits = Diagnose(), []
-        seen: dict[int, Diagnostics] = {}
+        copies: dict[int, SupportsDiagnose] = {}
         total = self.num_runs * self.num_steps
         for run in range(self.num_runs):
             audits.append(
@@ -60,8 +73,8 @@ class NativeTraining:
             )
             training = self._training(is_broken, seed + run, audits[-1], tests)
             for _ in training.run():
-                keep_checkpoint(seen, tests.record, run * self.num_steps + training.num_done, total)
-        return Evidence(claim=paper_claim(), num_steps=total, scores=self._scores(audits), diagnostics=seen)
+                keep_checkpoint(copies, tests, run * self.num_steps + training.num_done, total)
+        return Evidence(claim=paper_claim(), num_steps=total, scores=self._scores(audits), diagnostics=copies)
 
     def _scores(self, audits: list[OneRun]) -> Scores:
         states = [audit.recorder.state_dict() for audit in audits]
@@ -78,14 +91,16 @@ class NativeTraining:
             num_steps=self.num_steps,
             optimizer=SGD(learning_rate=0.5),
         )
-        seeds = Seeds.of(seed)
+        seeds, mechanism = Seeds.of(seed), None
+        if is_broken and self.mechanism is not None:
+            mechanism = self.mechanism(noise_multiplier=NOISE, max_grad_norm=1.0)
         return Training(
-            initialize(lambda: mlp(64, _HIDDEN, 10), seeds.initialization),
+            initialize(lambda: mlp(64, 16, 10), seeds.initialization),
             digits().split(self.num_examples)[0],
             settings,
             seeds=seeds,
             hooks=[audit, tests],
-            mechanism=self.mechanism(noise_multiplier=NOISE, max_grad_norm=1.0) if is_broken else None,
+            mechanism=mechanism,
         )
 
 
@@ -95,6 +110,7 @@ class WholeTraining:
 
     sampling: Callable[[float], Sampler]
     num_canaries: int = 9000
+    sample_rate: float = 1 / 25
 
     def __call__(self, is_broken: bool, seed: int) -> Evidence:
         audit = EndToEnd(delta=DELTA, num_canaries=self.num_canaries, seed=seed)
@@ -102,8 +118,8 @@ class WholeTraining:
         settings = DPSGD(
             noise_multiplier=0.5,
             max_grad_norm=1.0,
-            sample_rate=_RATE,
-            num_steps=round(_EPOCHS / _RATE),
+            sample_rate=self.sample_rate,
+            num_steps=round(4 / self.sample_rate),
             optimizer=SGD(learning_rate=0.5),
         )
         training = Training(
@@ -112,7 +128,7 @@ class WholeTraining:
             settings,
             seeds=seeds,
             hooks=[audit, tests],
-            sampling=self.sampling(_RATE) if is_broken else None,
+            sampling=self.sampling(self.sample_rate) if is_broken else None,
         )
         for _ in training.run():
             pass
@@ -123,5 +139,36 @@ class WholeTraining:
             claim=recorder.claim,
             num_steps=settings.num_steps,
             scores=scores,
-            diagnostics={settings.num_steps: tests.record},
+            diagnostics={settings.num_steps: tests},
         )
+
+
+def _with_mechanism(mechanism: Callable[..., PrivateSum], **options: Any) -> NativeTraining:
+    return NativeTraining(mechanism=mechanism, **options)
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "clip-after-mean": _with_mechanism(broken.ClippedAfterMean, canary=Dirac(scale=30.0)),
+    "noise-100-seeds": _with_mechanism(broken.FewSeeds),
+    "noise-too-small": NativeTraining(
+        # a true epsilon of 1.35; the paper detects 1.57 and above
+        mechanism=partial(broken.NoiseTooSmall, factor=noise_of(1.35) / noise_of(EPSILON)),
+        num_steps=500,
+        num_canaries=1200,
+        # the betting bound is 0.07 too low after 500 steps, whatever the number of canaries
+        inference=ClopperPearson(),
+        threshold=Fixed(0.5),
+    ),
+    "seed-per-leaf": _with_mechanism(partial(broken.SameSeedForLeaves, leaves=LEAVES)),
+    "seed-constant": _with_mechanism(broken.ConstantSeed, num_steps=150, num_runs=2),
+    "closure-clean": _with_mechanism(broken.Noiseless),
+    "silent-sgd": _with_mechanism(broken.Silent),
+    "raw-gradient-mixed": _with_mechanism(broken.RawMeanMixed),
+    "sum-mean": _with_mechanism(partial(broken.NoiseForTheMean, batch_size=50)),
+    "accumulate-noise": _with_mechanism(broken.AveragedNoise),
+    "unnoised-coordinates": _with_mechanism(partial(broken.UnnoisedCoordinates, count=64)),
+    "empty-batch": _with_mechanism(
+        broken.NoNoiseWhenEmpty, num_canaries=1, num_examples=100, sample_rate=0.01
+    ),
+    "not-poisson": WholeTraining(broken.ShuffledBatches),
+}

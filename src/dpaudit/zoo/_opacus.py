@@ -1,8 +1,8 @@
-"""Specimens in Opacus, each of which restores one of its past faults."""
+"""Scenarios in Opacus, each of which restores one of its past faults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpaudit.canaries import Dirac
 from dpaudit.observers.opacus import observe  # first: its error message explains how to install Opacus
 from dpaudit.recording import Recorder
-from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, paper_claim
+from dpaudit.zoo._evidence import DELTA, NOISE, Evidence, Scenario, Scores, paper_claim
 from dpaudit.zoo._steps import replayed
 
 # isort: split
@@ -109,17 +109,17 @@ def ghost_bias_norm(is_broken: bool, seed: int) -> Evidence:
 @contextmanager
 def _norms_of_parts() -> Iterator[None]:
     """Sum the squares of a bias gradient by position, as if each position had its own bias."""
-    known = GradSampleModuleFastGradientClipping.NORM_SAMPLERS
-    correct = known[nn.Linear]
+    samplers = GradSampleModuleFastGradientClipping.NORM_SAMPLERS
+    correct = samplers[nn.Linear]
 
     def broken(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Any, Tensor]:
         return {**correct(layer, activations, backprops), layer.bias: backprops.flatten(1).norm(dim=1)}
 
-    known[nn.Linear] = broken
+    samplers[nn.Linear] = broken
     try:
         yield
     finally:
-        known[nn.Linear] = correct
+        samplers[nn.Linear] = correct
 
 
 def ghost_accumulate(is_broken: bool, seed: int) -> Evidence:
@@ -201,3 +201,11 @@ def _replayed(release: Callable[[int], Tensor], generator: torch.Generator, seed
         reseed=lambda: generator.manual_seed(seed),
         max_grad_norm=_NORM,
     )
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "ghost-default-clip": ghost_default_clip,
+    "ghost-bias-norm": ghost_bias_norm,
+    "ghost-accumulate": ghost_accumulate,
+    "tied-weights": tied_weights,
+}

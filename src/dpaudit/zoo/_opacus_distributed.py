@@ -1,4 +1,4 @@
-"""Specimens in Opacus on two processes, each of which restores one of its past faults."""
+"""Scenarios in Opacus on two processes, each of which restores one of its past faults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import signal
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import resource_tracker
@@ -21,7 +21,8 @@ import torch
 from dpaudit._io import open_file
 from dpaudit._types import FloatArray
 from dpaudit.diagnostics import Diagnostics
-from dpaudit.zoo._entry import NOISE, Evidence, Scores, keep_checkpoint, paper_claim
+from dpaudit.recording import SupportsDiagnose
+from dpaudit.zoo._evidence import NOISE, Evidence, Scenario, Scores, keep_checkpoint, paper_claim
 from dpaudit.zoo._opacus import flat, recorded  # before Opacus: its error message explains how to install it
 
 # isort: split
@@ -46,8 +47,8 @@ _RankFunction: TypeAlias = Callable[[int, bool, int], _Arrays]
 
 def ddp_batch(is_broken: bool, seed: int) -> Evidence:
     """Divide by the batch size of all processes on each of them, although the results are averaged."""
-    found = _on_processes(_released_mean, is_broken, seed)[0]
-    return _evidence(found, _diagnosed(found["noise"]))
+    arrays = _on_processes(_released_mean, is_broken, seed)[0]
+    return _evidence(arrays, _diagnosed(arrays["noise"]))
 
 
 def ddp_rank_noise(is_broken: bool, seed: int) -> Evidence:
@@ -58,23 +59,23 @@ def ddp_rank_noise(is_broken: bool, seed: int) -> Evidence:
     """
     ranks = _on_processes(_scores_and_noise, is_broken, seed)
     record = Diagnostics()
-    for step in zip(*(found["noise"] for found in ranks), strict=True):
+    for step in zip(*(arrays["noise"] for arrays in ranks), strict=True):
         for vector in step:
             record.observe_noise(vector)
     return _evidence(ranks[0], {_SHORT_STEPS: record})
 
 
-def _diagnosed(noise: FloatArray) -> dict[int, Diagnostics]:
+def _diagnosed(noise: FloatArray) -> dict[int, SupportsDiagnose]:
     """Return the diagnostics of noise, steps x coordinates, at each checkpoint."""
-    record, seen = Diagnostics(), dict[int, Diagnostics]()
+    record, copies = Diagnostics(), dict[int, SupportsDiagnose]()
     for number, row in enumerate(noise, 1):
         record.observe_noise(row)
-        keep_checkpoint(seen, record, number, len(noise))
-    return seen
+        keep_checkpoint(copies, record, number, len(noise))
+    return copies
 
 
-def _evidence(found: _Arrays, diagnostics: dict[int, Diagnostics]) -> Evidence:
-    scores = Scores(values=found["values"], present=found["present"])
+def _evidence(arrays: _Arrays, diagnostics: dict[int, SupportsDiagnose]) -> Evidence:
+    scores = Scores(values=arrays["values"], present=arrays["present"])
     return Evidence(claim=paper_claim(), num_steps=_STEPS, scores=scores, diagnostics=diagnostics)
 
 
@@ -148,18 +149,18 @@ def _own_noise(optimizer: Any) -> FloatArray:
 
 
 def _in_noise_units(noise: Tensor) -> FloatArray:
-    found: FloatArray = noise.double().numpy() / NOISE
-    return found
+    scaled: FloatArray = noise.double().numpy() / NOISE
+    return scaled
 
 
-def _make_private(seed: int, own: int) -> Any:
-    """Return a model, its optimizer and its batches; ``seed`` and ``own`` seed the RNG of this process."""
+def _make_private(seed: int, offset: int) -> Any:
+    """Return a model, its optimizer and its batches; ``seed`` and ``offset`` seed the RNG of this process."""
     torch.manual_seed(seed)  # the same model and data everywhere
     inputs = torch.randn(_EXAMPLES, 8)
     data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
     module = DifferentiallyPrivateDistributedDataParallel(model)
-    torch.manual_seed(seed + 1 + own)
+    torch.manual_seed(seed + 1 + offset)
     return PrivacyEngine(accountant="rdp").make_private(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.5),
@@ -224,3 +225,6 @@ def _process(rank: int, folder: str, work: _RankFunction, is_broken: bool, seed:
     )
     np.savez(Path(folder) / f"{rank}.npz", **work(rank, is_broken, seed))  # type: ignore[arg-type]
     distributed.destroy_process_group()
+
+
+SCENARIOS: Mapping[str, Scenario] = {"ddp-batch": ddp_batch, "ddp-rank-noise": ddp_rank_noise}

@@ -1,6 +1,6 @@
 """Training loops with Opacus as users write them, each with one thing wrong.
 
-Loops are observed with default settings. Other specimens are not run at all, because their settings show the
+Loops are observed with default settings. Other scenarios are not run at all, because their settings show the
 fault, or they are replayed: one step, on batches that differ in one example.
 """
 
@@ -21,7 +21,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from dpaudit.diagnostics import Finding
 from dpaudit.observers.opacus import check, observe, replay  # first: its error explains how to install Opacus
 from dpaudit.recording import Recorder
-from dpaudit.zoo._entry import DELTA, NOISE, Evidence, paper_claim
+from dpaudit.zoo._evidence import DELTA, NOISE, Evidence, Scenario, paper_claim
 
 # isort: split
 from opacus import PrivacyEngine
@@ -80,7 +80,7 @@ def _private(
     """Prepare a small training run."""
     torch.manual_seed(seed)
     network, criterion = model(), nn.CrossEntropyLoss()
-    made = engine().make_private(
+    wrapped, optimizer, *criteria, loader = engine().make_private(
         module=network,
         optimizer=torch.optim.SGD(network.parameters(), lr=0.1),
         data_loader=DataLoader(data(), **({"batch_size": _BATCH} | (loading or {}))),
@@ -89,8 +89,9 @@ def _private(
         max_grad_norm=1.0,
         **options,
     )
-    wrapped, optimizer, *own, loader = made  # ghost clipping adds a criterion
-    return _Private(wrapped, optimizer, loader, own[0] if own else criterion)
+    return _Private(
+        wrapped, optimizer, loader, criteria[0] if criteria else criterion
+    )  # ghost clipping adds one
 
 
 # observed loops
@@ -121,18 +122,25 @@ def _observed(
     return Evidence(claim=recorder.claim, num_steps=_NUM_STEPS, recorder=recorder)
 
 
-def _quietly(specimen: Callable[[bool, int], Evidence]) -> Callable[[bool, int], Evidence]:
-    """Return a specimen without the warnings of Opacus and torch that every user sees."""
-
-    def quiet(is_broken: bool, seed: int) -> Evidence:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return specimen(is_broken, seed)
-
-    return quiet
+SCENARIOS: dict[str, Scenario] = {}
 
 
-@_quietly
+def _scenario(name: str) -> Callable[[Scenario], Scenario]:
+    """Register the scenario of an entry, without the warnings of Opacus and torch that every user sees."""
+
+    def registered(scenario: Scenario) -> Scenario:
+        def quiet(is_broken: bool, seed: int) -> Evidence:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return scenario(is_broken, seed)
+
+        SCENARIOS[name] = quiet
+        return quiet
+
+    return registered
+
+
+@_scenario("weighted-sampler")
 def weighted_sampler(is_broken: bool, seed: int) -> Evidence:
     """Draw batches with replacement and with weights, and account for them as Poisson sampling."""
     private = _private(seed)
@@ -145,7 +153,7 @@ def weighted_sampler(is_broken: bool, seed: int) -> Evidence:
     return _observed(private, seed)
 
 
-@_quietly
+@_scenario("same-order")
 def same_order(is_broken: bool, seed: int) -> Evidence:
     """Shuffle the data once, and use the same batches in every epoch."""
     private = _private(seed)
@@ -156,7 +164,7 @@ def same_order(is_broken: bool, seed: int) -> Evidence:
     return _observed(private, seed)
 
 
-@_quietly
+@_scenario("two-batches-per-step")
 def two_batches(is_broken: bool, seed: int) -> Evidence:
     """Sum two Poisson batches in each step, and account for one of them."""
     private, numbers = _private(seed), itertools.count()
@@ -168,7 +176,7 @@ def two_batches(is_broken: bool, seed: int) -> Evidence:
     return _observed(private, seed, half_step if is_broken else None)
 
 
-@_quietly
+@_scenario("ghost-plain-loss")
 def plain_loss(is_broken: bool, seed: int) -> Evidence:
     """Use ghost clipping with the original loss, whose backward pass clips nothing."""
     private = _private(seed, grad_sample_mode="ghost")
@@ -177,7 +185,7 @@ def plain_loss(is_broken: bool, seed: int) -> Evidence:
     return _observed(private, seed)
 
 
-@_quietly
+@_scenario("ghost-adaptive")
 def adaptive_ghost(is_broken: bool, seed: int) -> Evidence:
     """Use adaptive ghost clipping of Opacus 1.6.0, which multiplies the mean loss by clipping coefficients.
 
@@ -204,7 +212,7 @@ def adaptive_ghost(is_broken: bool, seed: int) -> Evidence:
     return _observed(private, seed, batch_size=_LARGE_BATCH)
 
 
-@_quietly
+@_scenario("rows-per-example")
 def repeated_forward(is_broken: bool, seed: int) -> Evidence:
     """Pass every example through the model twice, as two rows that are clipped separately."""
     private = _private(seed)
@@ -223,18 +231,18 @@ def repeated_forward(is_broken: bool, seed: int) -> Evidence:
 def _settings(private: _Private, *, notes: str | None = None) -> Evidence:
     """Check the settings without running a step; a note that starts with ``notes`` counts as a finding."""
     report = check(private.optimizer, module=private.model, loader=private.loader)
-    noted = [one for one in report.notes if notes is not None and one.startswith(notes)]
-    found = *report.findings, *(Finding.certain("data-set-size", one) for one in noted)
-    return Evidence(claim=paper_claim(), num_steps=0, certain=found)
+    noted = [note for note in report.notes if notes is not None and note.startswith(notes)]
+    findings = *report.findings, *(Finding.certain("data-set-size", note) for note in noted)
+    return Evidence(claim=paper_claim(), num_steps=0, certain=findings)
 
 
-@_quietly
+@_scenario("poisson-off")
 def fixed_batches(is_broken: bool, seed: int) -> Evidence:
     """Turn Poisson sampling off, with an accountant that assumes it."""
     return _settings(_private(seed, poisson_sampling=not is_broken))
 
 
-@_quietly
+@_scenario("oversampled-class")
 def oversampled_class(is_broken: bool, seed: int) -> Evidence:
     """List the examples of a rare class several times."""
 
@@ -246,14 +254,14 @@ def oversampled_class(is_broken: bool, seed: int) -> Evidence:
     return _settings(_private(seed, data=data))
 
 
-@_quietly
+@_scenario("noise-seed-in-code")
 def seed_in_code(is_broken: bool, seed: int) -> Evidence:
     """Seed the generator of the noise with a constant."""
     generator = torch.Generator().manual_seed(42) if is_broken else None
     return _settings(_private(seed, noise_generator=generator))
 
 
-@_quietly
+@_scenario("divisor-from-size")
 def size_in_divisor(is_broken: bool, seed: int) -> Evidence:
     """Let Opacus compute rate and divisor from a number of examples at which both change."""
     private = _private(seed)
@@ -271,26 +279,28 @@ def _replayed(private: _Private, step: _Step | None, *, non_finite: bool = False
     batch = inputs, torch.arange(_NUM_REPLAYED) % _CLASSES
     replayed = private.step if step is None else partial(step, private)
     result = replay(replayed, batch, optimizer=private.optimizer, model=private.model, **named)
-    found = result.non_finite if non_finite else result.findings
-    return Evidence(claim=paper_claim(), num_steps=1, certain=found)
+    findings = result.non_finite if non_finite else result.findings
+    return Evidence(claim=paper_claim(), num_steps=1, certain=findings)
 
 
-def _step_specimen(step: _Step, **options: Any) -> Callable[[bool, int], Evidence]:
-    """Return a specimen that replays this step, or the correct one."""
+def _replayed_step(name: str) -> Callable[[_Step], _Step]:
+    """Register a scenario that replays this step, or the correct one."""
 
-    @_quietly
-    def specimen(is_broken: bool, seed: int) -> Evidence:
-        return _replayed(_private(seed, **options), step if is_broken else None)
+    def registered(step: _Step) -> _Step:
+        _scenario(name)(lambda is_broken, seed: _replayed(_private(seed), step if is_broken else None))
+        return step
 
-    return specimen
+    return registered
 
 
+@_replayed_step("class-weights")
 def _class_weights(run: _Private, batch: _Batch) -> None:
     counts = torch.bincount(batch[1], minlength=_CLASSES)
     weight = 1 / counts.clamp(min=1).float()
     run.step_on(*batch, lambda logits, y: cross_entropy(logits, y, weight=weight))
 
 
+@_replayed_step("contrastive-loss")
 def _contrastive(run: _Private, batch: _Batch) -> None:
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         similar = torch.softmax(logits @ logits.T, dim=1)
@@ -299,11 +309,13 @@ def _contrastive(run: _Private, batch: _Batch) -> None:
     run.step_on(*batch, loss)
 
 
+@_replayed_step("divided-by-batch")
 def _divided_by_batch(run: _Private, batch: _Batch) -> None:
     run.optimizer.expected_batch_size = len(batch[0])
     run.step(batch)
 
 
+@_replayed_step("rate-from-loss")
 def _rate_from_loss(run: _Private, batch: _Batch) -> None:
     with torch.no_grad():
         loss = float(cross_entropy(run.model(batch[0]), batch[1]))
@@ -312,6 +324,7 @@ def _rate_from_loss(run: _Private, batch: _Batch) -> None:
     run.step(batch)
 
 
+@_replayed_step("raw-moments")
 def _raw_moments(run: _Private, batch: _Batch) -> None:
     run.step(batch)
     for parameter in run.optimizer.params:
@@ -319,17 +332,10 @@ def _raw_moments(run: _Private, batch: _Batch) -> None:
         state["second_moment"] = 0.9 * state.get("second_moment", 0.0) + parameter.summed_grad**2
 
 
+@_replayed_step("small-batch-skipped")
 def _skip_small(run: _Private, batch: _Batch) -> None:
     if len(batch[0]) >= _NUM_REPLAYED:
         run.step(batch)
-
-
-class_weights = _step_specimen(_class_weights)
-contrastive_loss = _step_specimen(_contrastive)
-actual_batch_size = _step_specimen(_divided_by_batch)
-rate_from_loss = _step_specimen(_rate_from_loss)
-raw_moments = _step_specimen(_raw_moments)
-small_batches_skipped = _step_specimen(_skip_small)
 
 
 class _Standardized(nn.Module):
@@ -348,14 +354,14 @@ class _Standardized(nn.Module):
         return outputs
 
 
-@_quietly
+@_scenario("running-statistics")
 def running_statistics(is_broken: bool, seed: int) -> Evidence:
     """Update a running mean of the inputs, which is saved with the model."""
     private = _private(seed, model=lambda: _Standardized(is_tracked=is_broken))
     return _replayed(private, None)
 
 
-@_quietly
+@_scenario("second-optimizer")
 def second_optimizer(is_broken: bool, seed: int) -> Evidence:
     """Train an added layer with an optimizer of its own, without clipping and noise."""
     private, layer = _private(seed), nn.Linear(_CLASSES, _CLASSES)
@@ -373,15 +379,15 @@ class _NanSafe(DPOptimizer):  # type: ignore[misc]
     """Optimizer that removes non-finite gradients before they are clipped."""
 
     def clip_and_accumulate(self) -> None:
-        rows = torch.cat([one.reshape(len(one), -1) for one in self.grad_samples], dim=1)
+        rows = torch.cat([leaf.reshape(len(leaf), -1) for leaf in self.grad_samples], dim=1)
         is_finite = rows.isfinite().all(dim=1)
         for parameter in self.params:
-            kept = is_finite.view(-1, *[1] * parameter.dim())
-            parameter.grad_sample = torch.where(kept, parameter.grad_sample, 0.0)
+            rows_to_keep = is_finite.view(-1, *[1] * parameter.dim())
+            parameter.grad_sample = torch.where(rows_to_keep, parameter.grad_sample, 0.0)
         super().clip_and_accumulate()
 
 
-@_quietly
+@_scenario("non-finite-gradient")
 def non_finite_gradient(is_broken: bool, seed: int) -> Evidence:
     """Multiply a non-finite gradient by its clipping factor, as Opacus 1.6 does."""
     private = _private(seed)
@@ -390,7 +396,7 @@ def non_finite_gradient(is_broken: bool, seed: int) -> Evidence:
     return _replayed(private, None, non_finite=True)
 
 
-@_quietly
+@_scenario("skip-if-non-finite")
 def skipped_if_non_finite(is_broken: bool, seed: int) -> Evidence:
     """Skip the step if the loss is not finite, as a gradient scaler does."""
     private = _private(seed)

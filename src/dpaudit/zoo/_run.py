@@ -23,12 +23,8 @@ from dpaudit.errors import InputError, MissingExtraError
 from dpaudit.methods import examine
 from dpaudit.recording import Recorder
 from dpaudit.stats import Fixed, Gaussian, Result, SameData, audit_recorded, plain
-from dpaudit.zoo._entries import ENTRIES
-from dpaudit.zoo._entry import Entry, Evidence, Scores, checkpoints
-
-_SCHEMA_VERSION = 2
-_DESCRIPTION = {"name", "public", "wrong", "kind", "not_caught", "fix", "family"}
-_KEYS = _DESCRIPTION | {"left_out", "is_as_expected", "broken", "correct"}
+from dpaudit.zoo._catalogue import ENTRIES, Entry
+from dpaudit.zoo._evidence import Evidence, Scores, checkpoints
 
 
 def run_zoo(
@@ -47,26 +43,26 @@ def run_zoo(
     name of the current entry.
     """
     twins = 1 - (1 - confidence) / max(len(entries), len(ENTRIES))
-    cache, found = _finished(output, seed=seed, confidence=confidence, twin_confidence=twins), []
+    cache, results = _finished(output, seed=seed, confidence=confidence, twin_confidence=twins), []
     with _io.locked(cache.folder):
         for number, entry in enumerate(entries):
             stored = cache.read(entry.name)
             if stored is None:
                 watch(number, len(entries), entry.name)
                 stored = _examined(entry, cache)
-            found.append(stored)
+            results.append(stored)
     watch(len(entries), len(entries), "done")
     return {
         **cache.identity,
-        "is_as_expected": all(one["is_as_expected"] for one in found),
-        "entries": found,
+        "is_as_expected": all(result["is_as_expected"] for result in results),
+        "entries": results,
     }
 
 
 def _examined(entry: Entry, cache: JsonCache) -> dict[str, Any]:
-    made = {name: cache.identity[name] for name in ("seed", "confidence", "twin_confidence")}
+    options = {name: cache.identity[name] for name in ("seed", "confidence", "twin_confidence")}
     try:
-        values = examine_entry(entry, **made)
+        values = examine_entry(entry, **options)
     except MissingExtraError as error:  # not stored: the extra may be installed next time
         return {**entry.described(), "left_out": str(error), "is_as_expected": True}
     cache.write(entry.name, values)
@@ -92,26 +88,27 @@ def examine_entry(
 
 def chosen(entries: Sequence[Entry], names: Iterable[str]) -> list[Entry]:
     """Return the entries with these names, or all entries if no names are given."""
-    known = {entry.name: entry for entry in entries}
+    by_name = {entry.name: entry for entry in entries}
     wanted = dict.fromkeys(names)
     for name in wanted:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}."
+        if name not in by_name:
+            near = difflib.get_close_matches(name, by_name, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(by_name)}."
             raise InputError(f"Expected the name of a zoo entry, got {name!r}: {hint}")
-    return [known[name] for name in wanted] if wanted else list(entries)
+    return [by_name[name] for name in wanted] if wanted else list(entries)
 
 
 def _finished(output: Path, *, seed: int, confidence: float, twin_confidence: float) -> JsonCache:
     """Return the cache of finished entries, identified by seed, confidence and versions."""
     identity = {
-        "schema_version": _SCHEMA_VERSION,
+        "schema_version": 2,
         "seed": seed,
         "confidence": confidence,
         "twin_confidence": twin_confidence,
         **{f"{name}_version": _version(name) for name in ("dpaudit", "torch", "opacus")},
     }
-    return JsonCache(_io.expanded(output), identity, keys=_KEYS, content="an entry of the zoo")
+    keys = {*ENTRIES[0].described(), "left_out", "is_as_expected", "broken", "correct"}
+    return JsonCache(_io.expanded(output), identity, keys=keys, content="an entry of the zoo")
 
 
 def _version(name: str) -> str | None:
@@ -185,10 +182,10 @@ class Judged:
     def caught_by(self) -> tuple[str, ...]:
         """The names of everything that flags the run."""
         result, diagnosis, replay = self.result, self.diagnosis, self.evidence.replay
-        found = ["bound"] if result is not None and "privacy" in result.refuted else []
-        found += [] if diagnosis is None else [finding.name for finding in diagnosis.findings]
-        found += ["replay"] if replay is not None and replay.is_violation else []
-        return tuple(dict.fromkeys([*found, *(finding.name for finding in self.evidence.certain)]))
+        names = ["bound"] if result is not None and "privacy" in result.refuted else []
+        names += [] if diagnosis is None else [finding.name for finding in diagnosis.findings]
+        names += ["replay"] if replay is not None and replay.is_violation else []
+        return tuple(dict.fromkeys([*names, *(finding.name for finding in self.evidence.certain)]))
 
     @property
     def steps_needed(self) -> int | None:
@@ -212,7 +209,9 @@ class Judged:
             "bound": None if self.result is None else self._bound(self.result),
             "tests": None if self.diagnosis is None else self._tests(self.diagnosis),
             "replay": None if replay is None else dict(vars(replay)),
-            "certain": [{"name": one.name, "sentence": one.sentence} for one in self.evidence.certain],
+            "certain": [
+                {"name": finding.name, "sentence": finding.sentence} for finding in self.evidence.certain
+            ],
             "methods": [method.to_dict() for method in self.methods],
         }
 
@@ -277,18 +276,18 @@ def _steps_of_bound(evidence: Evidence, scores: Scores, confidence: float) -> in
 
 def _compare_methods(evidence: Evidence, scores: Scores, confidence: float) -> tuple[MethodOutcome, ...]:
     """Run all methods whose threshold is not chosen on the scores that are counted."""
-    found = _outcomes(evidence, scores, evidence.num_steps, confidence)
-    violating = {name for name, outcome in found.items() if outcome.is_violation}
+    outcomes = _outcomes(evidence, scores, evidence.num_steps, confidence)
+    violating = {name for name, outcome in outcomes.items() if outcome.is_violation}
     for num_steps in reversed(checkpoints(evidence.num_steps)):
         if not violating or not scores.is_enough(num_steps):
             break
         is_all = num_steps == evidence.num_steps
-        now = found if is_all else _outcomes(evidence, scores, num_steps, confidence)
+        now = outcomes if is_all else _outcomes(evidence, scores, num_steps, confidence)
         violating = {name for name in violating if name in now and now[name].is_violation}
-        found |= {name: replace(found[name], steps_needed=num_steps) for name in violating}
+        outcomes |= {name: replace(outcomes[name], steps_needed=num_steps) for name in violating}
         if not scores.is_stepped:
             break
-    return tuple(found.values())
+    return tuple(outcomes.values())
 
 
 def _outcomes(

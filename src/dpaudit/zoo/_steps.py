@@ -1,15 +1,15 @@
 """Steps that are functions of per-example gradients, and the calibration of their noise.
 
-Some are run many times with canaries and noise; others are replayed: run twice with the same noise, on data
-that differ in one example.
+Some are run many times with canaries, noise and a fault of :mod:`dpaudit.zoo.faults`. Others are replayed:
+run twice with the same noise, on data that differ in one example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,38 +17,87 @@ from torch import Tensor, nn
 
 from dpaudit._types import FloatArray
 from dpaudit.accounting import Claim, epsilon_below, noise_for_epsilon
-from dpaudit.canaries import Constant, GradientCanary
+from dpaudit.canaries import Constant
 from dpaudit.diagnostics import Diagnostics
-from dpaudit.observers._residuals import clipped_sum, residual
 from dpaudit.observers.step import observe_step, replay
-from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Replay, Scores, keep_checkpoint, paper_claim
+from dpaudit.recording import SupportsDiagnose
+from dpaudit.zoo._evidence import (
+    DELTA,
+    NOISE,
+    Evidence,
+    Replay,
+    Scenario,
+    Scores,
+    keep_checkpoint,
+    paper_claim,
+)
+from dpaudit.zoo.faults import Injection, clipped_sum, fault_named, split_leaves
 
-Step: TypeAlias = Callable[[FloatArray, tuple[int, ...], np.random.Generator], FloatArray]
-"""Function of gradients, parameter sizes and an RNG that returns a noisy sum; the clipping norm is 1."""
+LEAVES = {
+    "embedding.weight": 160,
+    "hidden.weight": 160,
+    "hidden.bias": 24,
+    "output.weight": 160,
+    "output.bias": 8,
+    "head.weight": 88,
+}
+_SIZE = sum(LEAVES.values())
+_RATE, _NUM_STEPS = 0.01, 1000  # the run for which noise is calibrated
 
-_CONSTANT = Constant()
-_RATE, _STEPS = 0.01, 1000  # the run for which noise is calibrated
+
+def _step(
+    name: str, size: Any, leaves: Iterable[int], num_steps: int, rng: np.random.Generator
+) -> Callable[[FloatArray], FloatArray]:
+    """Return a step with this fault under the paper's claim; its clipping norm is 1."""
+    shapes = [(length,) for length in leaves]
+    injection = Injection(fault_named(name), size, std=NOISE, num_steps=num_steps, rng=rng, leaves=shapes)
+    # half of the 64 canaries are expected in a batch
+    return lambda rows: injection.step(split_leaves(rows, shapes), max_grad_norm=1.0, expected_batch=32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlainStep:
-    """Step with canaries that affect all parameters, under the paper's claim of epsilon = 1.27 per step."""
+class ObservedFault:
+    """Step under the paper's claim of epsilon = 1.27, audited as by a user who sets nothing else.
 
-    broken: Step
-    leaves: tuple[int, ...]
-    canary: GradientCanary = _CONSTANT
-    num_canaries: int = 16
+    Gradients and releases are in single precision.
+    """
+
+    fault: str | None
+    size: Any = None
     num_steps: int = 300
 
     def __call__(self, is_broken: bool, seed: int) -> Evidence:
-        rng = np.random.default_rng(seed)
-        step = self.broken if is_broken else correct_step
-        record, seen, numbers = Diagnostics(), dict[int, Diagnostics](), count(1)
+        name = self.fault if is_broken and self.fault is not None else "correct"
+        step = _step(name, self.size, LEAVES.values(), self.num_steps, np.random.default_rng([seed, 1]))
+        recorder = observe_step(
+            lambda rows: step(rows.astype(np.float64)).astype(np.float32),
+            np.zeros((0, _SIZE), dtype=np.float32),
+            claim=paper_claim(),
+            max_grad_norm=1.0,
+            num_steps=self.num_steps,
+            leaves=LEAVES,
+            seed=seed,
+        )
+        return Evidence(claim=paper_claim(), num_steps=self.num_steps, recorder=recorder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantCanaries:
+    """Step with 16 canaries that affect all parameters, under the paper's claim of epsilon = 1.27."""
+
+    fault: str | None
+    leaves: tuple[int, ...]
+    num_steps: int = 300
+
+    def __call__(self, is_broken: bool, seed: int) -> Evidence:
+        name = self.fault if is_broken and self.fault is not None else "correct"
+        step = _step(name, None, self.leaves, self.num_steps, np.random.default_rng(seed))
+        record, copies, numbers = Diagnostics(), dict[int, SupportsDiagnose](), count(1)
 
         def observed(rows: FloatArray) -> FloatArray:
-            released = step(rows, self.leaves, rng)
-            record.observe_noise(residual(released, rows, max_grad_norm=1.0, std=NOISE), self.leaves)
-            keep_checkpoint(seen, record, next(numbers), self.num_steps)
+            released = step(rows)
+            record.observe_noise((released - clipped_sum(rows, 1.0)) / NOISE, self.leaves)
+            keep_checkpoint(copies, record, next(numbers), self.num_steps)
             return released
 
         recorder = observe_step(
@@ -57,39 +106,13 @@ class PlainStep:
             claim=paper_claim(),
             max_grad_norm=1.0,
             num_steps=self.num_steps,
-            canary=self.canary,
-            num_canaries=self.num_canaries,
+            canary=Constant(),
+            num_canaries=16,
             seed=seed,
         )
         return Evidence(
-            claim=paper_claim(), num_steps=self.num_steps, scores=Scores.of(recorder), diagnostics=seen
+            claim=paper_claim(), num_steps=self.num_steps, scores=Scores.of(recorder), diagnostics=copies
         )
-
-
-def correct_step(rows: FloatArray, leaves: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-    """Clip each gradient, sum them and add noise."""
-    noise: FloatArray = NOISE * rng.standard_normal(sum(leaves))
-    return clipped_sum(rows, 1.0) + noise
-
-
-def _by_leaf(rows: FloatArray, leaves: tuple[int, ...]) -> FloatArray:
-    """Return the sum of gradients with each leaf clipped to the full norm."""
-    parts = np.split(rows, np.cumsum(leaves)[:-1], axis=1)
-    return np.concatenate([clipped_sum(part, 1.0) for part in parts])
-
-
-def clipped_by_layer(rows: FloatArray, leaves: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-    """Clip every layer to the full norm, with noise for a single layer."""
-    noise: FloatArray = NOISE * rng.standard_normal(sum(leaves))
-    return _by_leaf(rows, leaves) + noise
-
-
-def clipped_by_parameter_and_noised_twice(
-    rows: FloatArray, leaves: tuple[int, ...], rng: np.random.Generator
-) -> FloatArray:
-    """Clip every parameter to the full norm, and add noise twice, which is still not enough."""
-    noise: FloatArray = NOISE * rng.standard_normal((2, sum(leaves))).sum(axis=0)
-    return _by_leaf(rows, leaves) + noise
 
 
 def replayed(
@@ -178,7 +201,7 @@ def _per_example(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
     parameters = list(model.parameters())
     grads = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
-    return torch.stack([torch.cat([part.reshape(-1) for part in grad]) for grad in grads])
+    return torch.stack([torch.cat([leaf.reshape(-1) for leaf in grad]) for grad in grads])
 
 
 def _end_with_less_noise(epsilon: float) -> float:
@@ -186,7 +209,7 @@ def _end_with_less_noise(epsilon: float) -> float:
     low, high = 0.3, 10.0
     while high - low > 0.02:
         middle = (low + high) / 2
-        claim = Claim.dpsgd(noise_multiplier=middle, sample_rate=_RATE, num_steps=_STEPS, delta=DELTA)
+        claim = Claim.dpsgd(noise_multiplier=middle, sample_rate=_RATE, num_steps=_NUM_STEPS, delta=DELTA)
         low, high = (middle, high) if claim.epsilon > epsilon else (low, middle)
     return low
 
@@ -197,11 +220,21 @@ def calibration(is_broken: bool, seed: int) -> Evidence:
     if is_broken:
         noise = _end_with_less_noise(target)
     else:
-        noise = noise_for_epsilon(target, sample_rate=_RATE, num_steps=_STEPS, delta=DELTA)
-    found = epsilon_below(noise, _RATE, _STEPS, DELTA)
+        noise = noise_for_epsilon(target, sample_rate=_RATE, num_steps=_NUM_STEPS, delta=DELTA)
+    epsilon = epsilon_below(noise, _RATE, _NUM_STEPS, DELTA)
     replay = Replay(
         f"For a target epsilon of {target:g}, the search found a noise multiplier of {noise:.4g}, "
-        f"whose epsilon is {found:.4g}.",
-        found > target,
+        f"whose epsilon is {epsilon:.4g}.",
+        epsilon > target,
     )
     return Evidence(claim=Claim.approximate_dp(epsilon=target, delta=DELTA), num_steps=1, replay=replay)
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "per-layer-clip": ConstantCanaries(fault="by-leaf", leaves=(64,) * 4),
+    "double-clip-per-parameter": ConstantCanaries(fault="leaves-noised-twice", leaves=(16,) * 16),
+    "microbatch": microbatch,
+    "floor-batch": floor_batch,
+    "batch-norm": batch_norm,
+    "sigma-search": calibration,
+}

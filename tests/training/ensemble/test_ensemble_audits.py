@@ -3,9 +3,9 @@
 import pytest
 
 import dpaudit
+from dpaudit.training.broken import Noiseless
 from dpaudit.training.data import digits
 from dpaudit.training.ensemble import clip_bkd, pretrained_weights, with_weights
-from dpaudit.training.faults import Noiseless
 from dpaudit.training.models import mlp
 
 RATE, STEPS, MODELS = 0.1, 50, 200

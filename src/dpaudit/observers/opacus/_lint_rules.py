@@ -142,7 +142,7 @@ def seed_lints(training: PreparedTraining, *, is_audit: bool = False) -> Iterato
             "knows it can subtract the noise."
         )
     sampling_generator = getattr(training.sampler, "generator", None)
-    if not is_audit and _has_known_seed(sampling_generator):
+    if not is_audit and sampling_generator is not None and _has_known_seed(sampling_generator):
         yield (
             f"The generator of the sampler has the seed {sampling_generator.initial_seed()}: whoever knows "
             "it knows the batches, so that sampling does not amplify privacy."

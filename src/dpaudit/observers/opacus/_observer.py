@@ -198,7 +198,11 @@ class OpacusObserver:
 
     def _observed(self, scores: FloatArray, released: Tensor, divisor: float, step: _Step) -> ObservedStep:
         """Return what was seen of a step."""
-        canaries = {"scores": scores, "present": step.present, "lengths": step.projection.lengths}
+        canaries: dict[str, Any] = {
+            "scores": scores,
+            "present": step.present,
+            "lengths": step.projection.lengths,
+        }
         if not self.recorder.tests_noise:
             return ObservedStep(**canaries)
         both = torch.stack([vector.index_select(0, self._indices) for vector in (step.total, step.inserted)])

@@ -1,4 +1,4 @@
-"""Short audited training runs in every observer, correct or with a fault, for benchmarks/detection.py.
+"""Short audited training runs in every observer, correct or with a fault, for tools/pages/detection.py.
 
 All train the same model (20-16-16-3, 659 parameters) on 300 examples with sample rate 0.1 and clipping
 norm 2. One class is more frequent, and six examples have much longer gradients than the others. A correct
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from _faults import LEAVES, Batch, Draw, Fault, flat_norms
 from opacus import PrivacyEngine
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -26,61 +25,41 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 import dpaudit
 from dpaudit.observers.opacus import observe
 from dpaudit.observers.step import observe_loss_step, observe_step
+from dpaudit.zoo.faults import BatchFacts, Fault, Injection, split_leaves
 
-__all__ = ["RUNS", "Run"]
+__all__ = ["LEAVES", "RUNS", "Run"]
 
 NUM_EXAMPLES, RATE, NORM, DELTA = 300, 0.1, 2.0, 1e-5
 EXPECTED, FILLED, MOST = NUM_EXAMPLES * RATE, 48, 96  # batch sizes: expected, filled up, of a compiled step
+LEAVES = {
+    "fc1.weight": (16, 20),
+    "fc1.bias": (16,),
+    "fc2.weight": (16, 16),
+    "fc2.bias": (16,),
+    "out.weight": (3, 16),
+    "out.bias": (3,),
+}
 SIZES = {name: int(np.prod(shape)) for name, shape in LEAVES.items()}
 
 
-class Run:
+class Run(Injection):
     """One training run: the fault, its size, and the random numbers of everything but the audit."""
 
     def __init__(self, fault: Fault, size: Any, *, sigma: float, num_steps: int, seed: int) -> None:
-        self.fault, self.size, self.sigma, self.num_steps, self.seed = fault, size, sigma, num_steps, seed
-        self.rng = np.random.default_rng([seed, num_steps])
-        self.std = sigma * NORM
-        self.last: Any = 0.0  # the sum of the previous step
-        self.raw: Any = 0.0  # the sum of gradients before clipping
-        self.index = 0
+        super().__init__(
+            fault,
+            size,
+            std=sigma * NORM,
+            num_steps=num_steps,
+            rng=np.random.default_rng([seed, num_steps]),
+            leaves=list(LEAVES.values()),
+        )
+        self.sigma, self.seed = sigma, seed
+        self.raw_sum: Any = 0.0  # the sum of gradients before clipping
 
-    @property
-    def has_own_noise(self) -> bool:
-        return any((self.fault.noise, self.fault.std, self.fault.after, self.fault.rounded))
-
-    @property
-    def has_own_clipping(self) -> bool:
-        return any((self.fault.factor, self.fault.clip))
-
-    def draw_noise(self) -> np.ndarray:
-        """Return the noise of all steps: steps x parameters."""
-        draw = Draw(self.rng, self.num_steps, self.std)
-        noise = draw.normal() if self.fault.noise is None else self.fault.noise(draw, self.size)
-        return noise.astype(np.float32)
-
-    def noise_factor(self, batch: Batch) -> Any:
-        return 1.0 if self.fault.std is None else self.fault.std(batch, self.size)
-
-    def added(self, last: Any, raw: Any) -> Any:
-        return 0.0 if self.fault.after is None else self.fault.after(last, raw, self.size)
-
-    def rounded(self, release: Any) -> Any:
-        return release if self.fault.rounded is None else self.fault.rounded(release)
-
-    def factor(self, norms: Any, limit: Any, xp: Any = np) -> Any:
-        """Return clipping factors from the norms of leaves x rows."""
-        if self.fault.factor is None:
-            return xp.minimum(1.0, limit / (flat_norms(norms, xp) + 1e-6))
-        return self.fault.factor(norms, limit, self.size, xp)
-
-    def clipped(self, leaves: list[Any], limit: Any, xp: Any = np) -> list[Any]:
-        """Return clipped rows, one array per leaf."""
-        if self.fault.clip is not None:
-            return self.fault.clip(leaves, limit, self.size, xp)
-        norms = xp.stack([xp.sqrt((leaf * leaf).reshape(len(leaf), -1).sum(1)) for leaf in leaves])
-        factors = self.factor(norms, limit, xp)
-        return [leaf * factors.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf in leaves]
+    def release(self, leaves: list[np.ndarray]) -> np.ndarray:
+        """Return the release of the step of a developer, on 16 examples and half of 64 canaries."""
+        return self.step(leaves, max_grad_norm=NORM, expected_batch=16 + 32)
 
     def batches(self) -> list[np.ndarray]:
         """Return the examples of each step."""
@@ -101,44 +80,17 @@ def examples(seed: int) -> tuple[np.ndarray, np.ndarray]:
 # --- functions of gradients
 
 
-def own_step(run: Run) -> Callable[[list[np.ndarray]], np.ndarray]:
-    """Return the step of a developer: clip, sum, add noise. It takes one array per leaf."""
-    noise, loop, sums = run.draw_noise(), run.fault.loop, list[np.ndarray]()
-
-    def step(leaves: list[np.ndarray]) -> np.ndarray:
-        if loop == "two rows":
-            leaves = [np.concatenate([leaf, leaf]) for leaf in leaves]
-        rows = _flat(leaves)
-        total = _flat(run.clipped(leaves, NORM)).sum(axis=0)
-        if loop == "doubled":
-            total = total + total
-        longest = float(np.linalg.norm(rows, axis=1).max(initial=0.0)) / NORM
-        own = noise[run.index] * run.noise_factor(Batch(len(rows), 16 + 32, longest))
-        released = total + own + run.added(run.last, rows.sum(axis=0))
-        if loop == "lag three" and run.index >= 3:
-            released = released + 0.5 * sums[run.index - 3]
-        sums.append(total)
-        run.index, run.last = run.index + 1, total
-        return run.rounded(released)
-
-    return step
+def _split(rows: Any) -> list[Any]:
+    return split_leaves(rows, list(LEAVES.values()))
 
 
 def _flat(leaves: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
 
-def _split(rows: np.ndarray) -> list[np.ndarray]:
-    parts = np.split(rows, np.cumsum(list(SIZES.values()))[:-1], axis=-1)
-    return [
-        part.reshape(*rows.shape[:-1], *shape) for part, shape in zip(parts, LEAVES.values(), strict=True)
-    ]
-
-
 def run_step(run: Run) -> Any:
-    step = own_step(run)
     return observe_step(
-        lambda rows: step(_split(rows)),
+        lambda rows: run.release(_split(rows)),
         np.zeros((16, sum(SIZES.values()))),
         claim=dpaudit.Claim.gaussian(noise_multiplier=run.sigma, delta=DELTA),
         max_grad_norm=NORM,
@@ -149,7 +101,7 @@ def run_step(run: Run) -> Any:
 
 
 def run_func(run: Run) -> Any:
-    step, model = own_step(run), plain_model(run.seed)
+    model = plain_model(run.seed)
     params = {name: value.detach() for name, value in model.named_parameters()}
 
     def loss(params: Any, example: Any) -> Any:
@@ -158,8 +110,8 @@ def run_func(run: Run) -> Any:
 
     def private_gradient(loss: Any, params: Any, batch: Any) -> Any:
         rows = vmap(grad(loss), in_dims=(None, 0))(params, batch)
-        released = _split(step([rows[name].numpy() for name in LEAVES]))
-        return {name: torch.as_tensor(part) for name, part in zip(LEAVES, released, strict=True)}
+        released = _split(run.release([rows[name].numpy() for name in LEAVES]))
+        return {name: torch.as_tensor(leaf) for name, leaf in zip(LEAVES, released, strict=True)}
 
     inputs, targets = map(torch.as_tensor, examples(run.seed))
     return observe_loss_step(
@@ -187,7 +139,7 @@ def plain_model(seed: int) -> nn.Module:
     return model
 
 
-class OwnSampler(Sampler):  # type: ignore[type-arg]
+class DeveloperSampler(Sampler):  # type: ignore[type-arg]
     """A developer's sampler, with the attributes of the one that Opacus uses."""
 
     def __init__(self, batches: list[np.ndarray]) -> None:
@@ -207,7 +159,7 @@ def run_opacus(run: Run, kind: str) -> Any:
     criterion: Any = nn.CrossEntropyLoss()
     limits = [NORM / len(LEAVES) ** 0.5] * len(LEAVES)
     options = {"grad_sample_mode": "ghost", "criterion": criterion} if kind == "ghost" else {}
-    module, optimizer, *own, loader = PrivacyEngine().make_private(
+    module, optimizer, *criteria, loader = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.005),
         data_loader=DataLoader(data, batch_size=round(EXPECTED)),
@@ -216,13 +168,13 @@ def run_opacus(run: Run, kind: str) -> Any:
         clipping="per_layer" if kind == "layer" else "flat",
         **options,
     )
-    private = own[0] if own and run.fault.loop != "bypass" else criterion
+    private = criteria[0] if criteria and run.fault.loop != "bypass" else criterion
     if run.fault.batches is not None:
-        loader = DataLoader(data, batch_sampler=OwnSampler(run.batches()))
+        loader = DataLoader(data, batch_sampler=DeveloperSampler(run.batches()))
     share_weights(plain, model)
-    if run.has_own_clipping:
+    if run.replaces_clipping:
         replace_clipping(run, module, optimizer, limits if kind == "layer" else None)
-    if run.has_own_noise:
+    if run.replaces_noise:
         replace_noise(run, module, optimizer)
 
     def backward(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -266,8 +218,8 @@ def train(
             x, y = torch.cat([x, x[more]]), torch.cat([y, y[more]])
         if run.fault.after is not None:
             loss = nn.functional.cross_entropy(plain(x), y, reduction="sum")
-            parts = torch.autograd.grad(loss, list(plain.parameters()))
-            run.raw = np.concatenate([part.numpy().reshape(-1) for part in parts])
+            leaves = torch.autograd.grad(loss, list(plain.parameters()))
+            run.raw_sum = np.concatenate([leaf.numpy().reshape(-1) for leaf in leaves])
         backward(x, y)
         optimizer.step()
 
@@ -276,8 +228,8 @@ def share_weights(plain: nn.Module, model: nn.Module) -> None:
     """Give a model without hooks the parameters of another."""
     for name, layer in model.named_children():
         if isinstance(layer, nn.Linear):
-            own = plain.get_submodule(name)
-            own.weight, own.bias = layer.weight, layer.bias
+            copy = plain.get_submodule(name)
+            copy.weight, copy.bias = layer.weight, layer.bias
 
 
 def replace_clipping(run: Run, module: Any, optimizer: Any, limits: list[float] | None) -> None:
@@ -294,8 +246,8 @@ def replace_clipping(run: Run, module: Any, optimizer: Any, limits: list[float] 
         for p, rows in zip(self.params, clipped, strict=True):
             total = torch.as_tensor(rows.sum(axis=0))
             p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
-            for part in p.grad_sample if isinstance(p.grad_sample, list) else [p.grad_sample]:
-                part._processed = True
+            for chunk in p.grad_sample if isinstance(p.grad_sample, list) else [p.grad_sample]:
+                chunk._processed = True
 
     def get_clipping_coef(self: Any) -> torch.Tensor:
         self.get_norm_sample()
@@ -312,21 +264,21 @@ def replace_noise(run: Run, module: Any, optimizer: Any) -> None:
     """Replace the noise of Opacus by that of the run."""
     noise = run.draw_noise()
 
-    def batch(self: Any) -> Batch:
+    def batch(self: Any) -> BatchFacts:
         if hasattr(module, "get_clipping_coef"):
             norms = module.per_sample_gradient_norms.detach().numpy()
         else:
             norms = np.linalg.norm(_flat([p.grad_sample.numpy() for p in self.params]), axis=1)
-        return Batch(len(norms), EXPECTED, float(norms.max(initial=0.0)) / NORM)
+        return BatchFacts(len(norms), EXPECTED, float(norms.max(initial=0.0)) / NORM)
 
     def add_noise(self: Any) -> None:
         total = np.concatenate([p.summed_grad.numpy().reshape(-1) for p in self.params])
-        own = noise[run.index] * (run.noise_factor(batch(self)) if run.fault.std else 1.0)
-        parts = _split((own + run.added(run.last, run.raw)).astype(np.float32))
-        for p, part in zip(self.params, parts, strict=True):
-            p.grad = torch.as_tensor(run.rounded(p.summed_grad.numpy() + part))
+        scaled = noise[run.index] * (run.noise_factor(batch(self)) if run.fault.std else 1.0)
+        leaves = _split((scaled + run.added(run.last_sum, run.raw_sum)).astype(np.float32))
+        for p, leaf in zip(self.params, leaves, strict=True):
+            p.grad = torch.as_tensor(run.rounded(p.summed_grad.numpy() + leaf))
             p.summed_grad._processed = True
-        run.index, run.last = run.index + 1, total
+        run.index, run.last_sum = run.index + 1, total
 
     optimizer.add_noise = MethodType(add_noise, optimizer)
 
@@ -342,10 +294,10 @@ def run_jax(run: Run) -> Any:
     from dpaudit.observers import jax_privacy  # noqa: PLC0415
 
     jax.config.update("jax_disable_most_optimizations", True)  # compiling takes longer than running here
-    with clipping_of(run, jnp) if run.has_own_clipping else nullcontext():
+    with clipping_of(run, jnp) if run.replaces_clipping else nullcontext():
         grad_fn = clipped_grad(jax_loss, l2_clip_norm=NORM, batch_argnums=(1, 2))
-        if run.has_own_noise:
-            privatizer = own_privatizer(run, run.draw_noise())
+        if run.replaces_noise:
+            privatizer = developer_privatizer(run, run.draw_noise())
         else:
             std = run.std * grad_fn.sensitivity()
             privatizer = noise_addition.gaussian_privatizer(stddev=std, prng_key=run.seed)
@@ -373,7 +325,7 @@ def jax_loss(params: Any, x: Any, y: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
-def own_privatizer(run: Run, noise: np.ndarray) -> Any:
+def developer_privatizer(run: Run, noise: np.ndarray) -> Any:
     """Return a privatizer of a developer; its state is the number of the step and the last sum."""
     import jax  # noqa: PLC0415
     import jax.numpy as jnp  # noqa: PLC0415
@@ -385,9 +337,10 @@ def own_privatizer(run: Run, noise: np.ndarray) -> Any:
     def update(total: Any, state: Any, info: Any = None) -> Any:
         index, last = state
         batch, raw = info
-        own = dict(zip(LEAVES, _split(jnp.asarray(noise)[index] * run.noise_factor(batch)), strict=True))
+        leaves = _split(jnp.asarray(noise)[index] * run.noise_factor(batch))
+        added = dict(zip(LEAVES, leaves, strict=True))
         noisy = {
-            name: run.rounded(total[name] + own[name] + run.added(last[name], raw[name])) for name in LEAVES
+            name: run.rounded(total[name] + added[name] + run.added(last[name], raw[name])) for name in LEAVES
         }
         return noisy, (index + 1, total)
 
@@ -406,7 +359,7 @@ def jax_step(run: Run, grad_fn: Any, privatizer: Any) -> Callable[..., Any]:
         if more is not None:
             second = grad_fn(params, *more[:2], is_padding_example=more[2])
             gradient = jax.tree.map(jnp.add, gradient, second)
-        info = _info(jax, jax_loss, params, batch) if run.has_own_noise else None
+        info = _info(jax, jax_loss, params, batch) if run.replaces_noise else None
         noisy, state = privatizer.update(gradient, state, info)
         return jax.tree.map(lambda p, g: p - 0.005 / EXPECTED * g, params, noisy), state
 
@@ -446,13 +399,13 @@ def _info(jax: Any, loss: Any, params: Any, batch: Any) -> Any:
     """Return what the step knows of its batch, and the sum of the raw gradients."""
     jnp, (x, y, is_padding) = jax.numpy, batch
     rows = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(params, x, y)
-    kept = {
+    examples_only = {
         name: jnp.where(is_padding.reshape(-1, *[1] * (leaf.ndim - 1)), 0.0, leaf)
         for name, leaf in rows.items()
     }
-    norms = jnp.sqrt(sum((leaf * leaf).reshape(len(leaf), -1).sum(1) for leaf in kept.values()))
-    known = Batch((~is_padding).sum(), EXPECTED, norms.max() / NORM)
-    return known, {name: leaf.sum(0) for name, leaf in kept.items()}
+    norms = jnp.sqrt(sum((leaf * leaf).reshape(len(leaf), -1).sum(1) for leaf in examples_only.values()))
+    info = BatchFacts((~is_padding).sum(), EXPECTED, norms.max() / NORM)
+    return info, {name: leaf.sum(0) for name, leaf in examples_only.items()}
 
 
 @contextmanager

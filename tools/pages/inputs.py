@@ -1,7 +1,7 @@
 """Compare input canaries: how tight each is, and how often correct training is flagged.
 
-    python benchmarks/inputs.py sound [--seeds 40] [--canaries blank,crafted,...]
-    python benchmarks/inputs.py tight [--cifar10 DIR] [--fashion DIR] [--location DIR] [--seeds 5]
+    python tools/pages/inputs.py sound [--seeds 40] [--canaries blank,crafted,...]
+    python tools/pages/inputs.py tight [--cifar10 DIR] [--fashion DIR] [--location DIR] [--seeds 5]
                                       [--cases digits,location,...] [--canaries blank,crafted,...]
                                       [--cache FILE]
 
@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import _shared  # noqa: F401  # finds the tests
 import torch
-from _digits import DELTA, dpsgd_training, finished
+from digits_training import DELTA, dpsgd_training, finished
 
 import dpaudit
 from dpaudit.training import OneRun, TwoBatches

@@ -1,6 +1,6 @@
 """Simulate how often every bound exceeds the truth, and write docs/soundness.md.
 
-    python benchmarks/soundness.py [--repetitions 1000] [--output docs/soundness.md] [--section TITLE]
+    python tools/pages/soundness.py [--repetitions 1000] [--output docs/soundness.md] [--section TITLE]
 
 Finished cells are cached in .soundness-cache.json, so that an interrupted run resumes where it stopped. Cells
 that were simulated with other code are simulated again. ``soundness_sections`` lists the cells on steps and
@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from _shared import ROOT
 from rich.progress import Progress
 from scipy import special
 from soundness_runs import power_trials
@@ -31,7 +32,6 @@ from soundness_steps import Trial
 import dpaudit
 from dpaudit.stats import Coverage, coverage, ideal_observations, tally
 
-ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".soundness-cache.json"
 # what numbers depend on
 CODE = ("src/dpaudit/stats", "src/dpaudit/accounting", "src/dpaudit/recording", "src/dpaudit/diagnostics")

@@ -1,7 +1,7 @@
 """Write the numbers of a fixed set of audits to a file, or compare them with those of a file.
 
-    python benchmarks/golden.py --write golden.json
-    python benchmarks/golden.py --compare golden.json
+    python tools/pages/golden.py --write golden.json
+    python tools/pages/golden.py --compare golden.json
 
 A change that only moves code leaves every bound, stated power and p-value as it was. The set has every
 inference with every threshold rule on scores of several shapes, and short training runs in every library,
@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _cases import restart_in_environment
-from _faults import FAULTS, TWINS
+from _shared import restart_in_environment
 from correct_runs import native_audit
 
 import dpaudit
@@ -43,12 +42,12 @@ from dpaudit.stats import (
     Tails,
     lower_bound,
 )
+from dpaudit.zoo.faults import OBSERVERS, fault_named
 
 DELTA = 1e-5
 POWER_TOLERANCE = 0.02  # relative; the error of the simulation behind a stated power
 EXACT_TOLERANCE = 1e-9
 BROKEN = ("less-noise", "cut", "std-by-size", "forgotten-bias", "left-over", "doubled", "duplicates")
-OBSERVERS = ("step", "func", "hooks", "ghost", "layer", "jax")
 NUM_STEPS = 120
 
 INFERENCES = (ClopperPearson(), JointExact(), Betting(), Posterior(), KatzLog())
@@ -76,13 +75,13 @@ def bounds() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
             shape: Any = shape,
             delta: Any = delta,
         ) -> dict[str, Any]:
-            found = lower_bound(
+            result = lower_bound(
                 scores(shape), delta=delta, tradeoff=curve, inference=inference, threshold=rule
             )
-            return {"parameter": found.parameter, "epsilon": found.epsilon}
+            return {"parameter": result.parameter, "epsilon": result.epsilon}
 
-        parts = (inference, rule, curve)
-        yield " ".join([*(type(part).__name__ for part in parts), name]), bound
+        names = (type(value).__name__ for value in (inference, rule, curve))
+        yield " ".join([*names, name]), bound
 
 
 def audits() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
@@ -100,9 +99,8 @@ def audits() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "native broken", lambda: native(is_broken=True)
     from _detection_runs import RUNS, Run  # noqa: PLC0415  # imports all libraries
 
-    faults = {fault.name: fault for fault in (*FAULTS, *TWINS)}
     for observer, name in itertools.product(OBSERVERS, ("correct", *BROKEN)):
-        fault = faults[name]
+        fault = fault_named(name)
         if observer in fault.observers:
             size = None if name == "correct" else fault.sizes[0]
 
@@ -114,7 +112,7 @@ def audits() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 
 
 def native(*, is_broken: bool) -> dict[str, Any]:
-    from dpaudit.training import DPSGD, SGD, faults, initialize  # noqa: PLC0415
+    from dpaudit.training import DPSGD, SGD, broken, initialize  # noqa: PLC0415
     from dpaudit.training.data import digits  # noqa: PLC0415
     from dpaudit.training.models import mlp  # noqa: PLC0415
 
@@ -126,8 +124,10 @@ def native(*, is_broken: bool) -> dict[str, Any]:
         num_steps=NUM_STEPS,
         optimizer=SGD(learning_rate=0.5),
     )
-    parts = {"mechanism": faults.NoiseTooSmall(noise_multiplier=1.0, max_grad_norm=1.0)} if is_broken else {}
-    return numbers(native_audit(initialize(lambda: mlp(64, 16, 10), 1), train, settings, 1, **parts))
+    options = (
+        {"mechanism": broken.NoiseTooSmall(noise_multiplier=1.0, max_grad_norm=1.0)} if is_broken else {}
+    )
+    return numbers(native_audit(initialize(lambda: mlp(64, 16, 10), 1), train, settings, 1, **options))
 
 
 def numbers(result: Any) -> dict[str, Any]:
@@ -185,7 +185,9 @@ def main() -> int:
     if arguments.compare is None:
         return 0
     before = {
-        name: one for name, one in json.loads(arguments.compare.read_text()).items() if arguments.only in name
+        name: numbers_before
+        for name, numbers_before in json.loads(arguments.compare.read_text()).items()
+        if arguments.only in name
     }
     changed = [line for name in before for line in differences(name, before[name], values.get(name))]
     print("\n".join(changed) or f"All numbers of {len(values)} audits are equal.")

@@ -1,6 +1,6 @@
 """Print the table of docs/comparison.md: methods of jax_privacy and of dpaudit on the same scores.
 
-    PYTHONPATH=src .venv-bench/bin/python benchmarks/other_tools.py [repetitions]
+    PYTHONPATH=src .venv-bench/bin/python tools/pages/other_tools.py [repetitions]
 
 The scores are those of an ideal attack on the Gaussian mechanism, 1,000 per side. The table shows the median
 epsilon, and how often epsilon exceeds the truth.

@@ -1,6 +1,6 @@
 """Check black-box audits, end to end through ``dpaudit.experiments.run``.
 
-    python benchmarks/black_box.py FOLDER [--models 2000] [--fashion DIRECTORY] [--seeds 40] [--only NAME]
+    python tools/pages/black_box.py FOLDER [--models 2000] [--fashion DIRECTORY] [--seeds 40] [--only NAME]
 
 Models with 64 hidden units are trained for 200 steps with batch size 64 on 800 examples: the digits that come
 with dpaudit (64-64-10), or Fashion-MNIST in DIRECTORY (784-64-10). Half of the models include the canary. The
@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _cases import restart_in_environment
-from _measure import Table, finish
+from _shared import Table, finish, restart_in_environment
 
 from dpaudit.experiments import parse_config, run
 

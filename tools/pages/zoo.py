@@ -1,6 +1,6 @@
 """Run the zoo with many seeds, and write the results to docs/zoo.md.
 
-    python benchmarks/zoo.py [--seeds 40] [--broken-seeds 10] [--only NAME ...] [--as-is | --violations]
+    python tools/pages/zoo.py [--seeds 40] [--broken-seeds 10] [--only NAME ...] [--as-is | --violations]
 
 The matrix is that of `dpaudit zoo` with seed 0. Finished runs are kept in .zoo-cache, so that an interrupted
 command resumes there; delete it when anything that is measured changes. With --only, the other rows of the
@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from _shared import DOCS, ROOT, block_of, markdown_table, write_block
 from _violations import CASES, HEAD
 
-from dpaudit.zoo import ENTRIES, FIRST_HALL, SECOND_HALL, Entry, chosen, judge, run_zoo
+from dpaudit.zoo import ENTRIES, ENTRIES_FOUND_BY_TESTS, ENTRIES_OF_PUBLIC_CODE, Entry, chosen, judge, run_zoo
 
-ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".zoo-cache"
-PAGE = ROOT / "docs" / "zoo.md"
-BEGIN, END = "<!-- written by benchmarks/zoo.py: {} -->", "<!-- end -->"
-HALLS = {"first-hall": FIRST_HALL, "second-hall": SECOND_HALL}
+PAGE = DOCS / "zoo.md"
+GROUPS = {"public code": ENTRIES_OF_PUBLIC_CODE, "found by tests": ENTRIES_FOUND_BY_TESTS}
 NUM_MEASURED = 4  # columns at the end of a row
 METHODS = (
     "f-DP(CP)",
@@ -77,14 +75,13 @@ def same_twin(entry: Entry) -> Entry:
 
 
 def twin(entry: Entry) -> object:
-    """Return a value that identifies the twin of an entry: its specimen without the fault."""
-    specimen: Any = entry.specimen
-    fault = next((name for name in ("mechanism", "broken") if hasattr(specimen, name)), None)
-    return entry.name if fault is None else replace(specimen, **{fault: None})
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+    """Return a value that identifies the twin of an entry: its scenario without the fault."""
+    scenario: Any = entry.scenario
+    fault = next((name for name in ("mechanism", "fault") if hasattr(scenario, name)), None)
+    if fault is None:
+        return entry.name
+    without = {fault: None, "size": None} if hasattr(scenario, "size") else {fault: None}
+    return replace(scenario, **without)
 
 
 def measured_cells(entries: list[dict[str, Any]], counts: dict[str, dict[bool, str]]) -> dict[str, list[str]]:
@@ -100,17 +97,17 @@ def measured_cells(entries: list[dict[str, Any]], counts: dict[str, dict[bool, s
     }
 
 
-def faults_table(hall: str, new: dict[str, list[str]]) -> str:
-    """Return the rows of a hall: new cells, or those on the page, with the current descriptions."""
+def faults_table(group: str, new: dict[str, list[str]]) -> str:
+    """Return the rows of a group: new cells, or those on the page, with the current descriptions."""
     head = ["", "fault", "what was wrong", "fix", "where", "injected into"]
-    old = {row_name(line): cells(line)[-NUM_MEASURED:] for line in lines_of(hall)}
-    names = {entry.name for entry in HALLS[hall]}
+    old = {row_name(line): cells(line)[-NUM_MEASURED:] for line in lines_of(group)}
+    names = {entry.name for entry in GROUPS[group]}
     rows = [
         [str(place), f"`{entry.name}`", entry.wrong, entry.fix or "", entry.public, entry.kind, *known]
         for place, entry in enumerate(ENTRIES, 1)
         if entry.name in names and (known := new.get(entry.name) or old.get(entry.name))
     ]
-    return table([*head, "caught by", "steps", "caught", "twin flagged"], rows)
+    return markdown_table([*head, "caught by", "steps", "caught", "twin flagged"], rows)
 
 
 def methods_table(entries: list[dict[str, Any]]) -> str:
@@ -125,7 +122,7 @@ def methods_table(entries: list[dict[str, Any]]) -> str:
             verdict = steps(bound["verdict"] == "VIOLATION", number(bound["epsilon"]), bound["steps_needed"])
             name, claim = f"`{entry['name']}`", number(broken["claimed_epsilon"])
             rows.append([name, claim, *bounds, verdict, findings])
-    return table(["fault", "claim", *METHODS, "verdict", "tests"], rows)
+    return markdown_table(["fault", "claim", *METHODS, "verdict", "tests"], rows)
 
 
 def cell(method: dict[str, Any] | None) -> str:
@@ -142,19 +139,13 @@ def number(value: float | str) -> str:
     return f"{float(value):.3g}"
 
 
-def pattern(name: str) -> re.Pattern[str]:
-    return re.compile(f"{re.escape(BEGIN.format(name))}\n(.*?)\n{re.escape(END)}", re.DOTALL)
-
-
 def write(name: str, text: str) -> None:
-    begin, page = BEGIN.format(name), PAGE.read_text()
-    PAGE.write_text(pattern(name).sub(lambda _: f"{begin}\n\n{text}\n\n{END}", page, count=1))
+    write_block(PAGE, f"zoo.py: {name}", text)
 
 
 def lines_of(name: str) -> list[str]:
     """Return the rows of a table on the page."""
-    found = pattern(name).search(PAGE.read_text())
-    return [line for line in (found[1] if found else "").split("\n") if "`" in line]
+    return [line for line in block_of(PAGE, f"zoo.py: {name}").split("\n") if "`" in line]
 
 
 def row_name(line: str) -> str:
@@ -175,7 +166,7 @@ def merged(name: str, new: str) -> str:
 
 def runs(only: list[str]) -> str:
     """Return a sentence with the number of runs, read from the tables on the page."""
-    rows = {f"`{row_name(line)}`": cells(line) for hall in HALLS for line in lines_of(hall)}
+    rows = {f"`{row_name(line)}`": cells(line) for group in GROUPS for line in lines_of(group)}
     said = [
         f"{what} were run with {grouped({name: row[place] for name, row in rows.items()})}."
         for what, place in (("Faults", -2), ("Twins", -1))
@@ -204,7 +195,7 @@ def violations() -> str:
         found.append(case.measured())
         keep(file, found)
         print(case.name, found[-1], flush=True)
-    return table(HEAD, [case.row(one) for case, one in zip(CASES, found, strict=True)])
+    return markdown_table(HEAD, [case.row(one) for case, one in zip(CASES, found, strict=True)])
 
 
 def main() -> None:
@@ -225,8 +216,8 @@ def main() -> None:
     counts = counted(entries, num_seeds)
     found = run_zoo(entries, seed=0, output=CACHE / "matrix", watch=lambda *args: print(*args, flush=True))
     new = measured_cells(found["entries"], counts)
-    for hall in HALLS:
-        write(hall, faults_table(hall, new))
+    for group in GROUPS:
+        write(group, faults_table(group, new))
     write("methods", merged("methods", methods_table(found["entries"])))
     write("runs", runs(options.only))
     if not options.only:

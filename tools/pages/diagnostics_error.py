@@ -1,6 +1,6 @@
 """Simulate how often a correct training run has a finding, and write the tables to docs/diagnostics.md.
 
-    python benchmarks/diagnostics_error.py [--repetitions 2000] [--part noise|rows|regular|audits|adaptive]
+    python tools/pages/diagnostics_error.py [--repetitions 2000] [--part noise|rows|regular|audits|adaptive]
 
 The first table is about all tests of noise and batches, the second about the tests of rows, which replace
 those of batches where only the rows of a batch are known, the third about the tests of regular noise. The
@@ -12,28 +12,22 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 from _adaptive_runs import SCHEDULES, SETTINGS, LinearTraining, adaptive_runs
-from _cases import restart_in_environment
+from _shared import DOCS, restart_in_environment, write_block
 
-from dpaudit.diagnostics import Check, Diagnosis, Diagnostics
+from dpaudit.diagnostics import BatchRecord, Check, Diagnosis, Diagnostics, NoiseCheck, ObservedStep
 from dpaudit.diagnostics._data_tests import missing_direction
-from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._regularity_tests import REGULARITY_TESTS
 from dpaudit.diagnostics._row_digests import RowRecord
-from dpaudit.diagnostics._sum_checks import BatchRecord
 
-PAGE = Path(__file__).parent.parent / "docs" / "diagnostics.md"
-BEGIN, END = "<!-- written by benchmarks/diagnostics_error.py{} -->", "<!-- end -->"
 CONFIDENCE = 0.95
 # Of the 5 % of an audit, tests have 1 %, of which the smallest of 26 p-values gets a part by Holm's method.
 SMALL = 0.01 / 26
@@ -191,7 +185,7 @@ class RegularSize:
 
     def checks(self, seed: int) -> list[Check]:
         rng = np.random.default_rng([seed, REGULAR_SIZES.index(self), 2])
-        width, record = sum(self.leaves), NoiseRecord()
+        width, check = sum(self.leaves), NoiseCheck()
         noise, sums = rng.standard_normal((2, self.num_steps, width), np.float32)
         sums = 3 * sums + 2 * rng.standard_normal(width)  # a part is the same in all steps
         if self.kind == "doubling by leaf":
@@ -200,11 +194,12 @@ class RegularSize:
             noise *= np.linspace(1, 3, self.num_steps)[:, None]
         released = np.round((sums + noise) * 64) / 64 if self.kind == "rounded to 1/64" else sums + noise
         rounding = 1 / 128 if self.kind == "rounded to 1/64" else 0.0
-        for release, known in zip(released, sums, strict=True):
-            record.observe(release - known, self.leaves, rounding, known=known)
-        with record.sharing():
-            found = [test(record) for test in (*REGULARITY_TESTS, missing_direction)]
-        return [check for check in found if check is not None]
+        for release, total in zip(released, sums, strict=True):
+            step = ObservedStep(noise=release - total, leaves=self.leaves, rounding=rounding, total=total)
+            check.observe(step)
+        record = check.record()
+        results = [test(record) for test in (*REGULARITY_TESTS, missing_direction)]
+        return [result for result in results if result is not None]
 
 
 REGULAR_SIZES = [
@@ -235,7 +230,8 @@ AUDITED_STEPS = 100
 def audit_checks(seed: int) -> tuple[Check, ...]:
     """Return the checks of the audit of one correct step, at noise multipliers 1 and 2 in turn."""
     from _detection_runs import RUNS, Run  # noqa: PLC0415  # imports all libraries
-    from _faults import TWINS  # noqa: PLC0415
+
+    from dpaudit.zoo.faults import TWINS  # noqa: PLC0415
 
     warnings.simplefilter("ignore")
     run = Run(TWINS[0], None, sigma=1.0 + seed % 2, num_steps=AUDITED_STEPS, seed=seed)
@@ -306,9 +302,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in [arguments.part] if arguments.part else PARTS:
         mark, write = PARTS[name]
-        written = f"{BEGIN.format(mark)}\n\n{write(arguments.repetitions)}\n\n{END}"
-        pattern = re.compile(f"{re.escape(BEGIN.format(mark))}.*?{END}", re.DOTALL)
-        PAGE.write_text(pattern.sub(lambda _, text=written: text, PAGE.read_text()))
+        write_block(DOCS / "diagnostics.md", f"diagnostics_error.py{mark}", write(arguments.repetitions))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""An entry of the zoo, which is a publicly reported fault, and the evidence from one of its runs.
+"""The evidence from one run of an entry of the zoo.
 
-Most specimens claim the privacy of the paper's three violations: one Gaussian step with epsilon = 1.27.
+Most scenarios claim the privacy of the paper's three violations: one Gaussian step with epsilon = 1.27.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,14 +13,12 @@ from typing import TypeAlias
 
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
-from dpaudit.diagnostics import Diagnostics, Finding
-from dpaudit.recording import Recorder
+from dpaudit.diagnostics import Finding
+from dpaudit.recording import Recorder, SupportsDiagnose
 from dpaudit.stats import Betting, Gaussian, Inference, Observations, ThresholdRule, TradeOff
 
 DELTA = 1e-5
 EPSILON = 1.27
-_CHECKPOINTS = (5, 10, 20, 50, 100, 200)
-_MIN_SCORES = 20  # per side, required to choose a threshold
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,10 +58,10 @@ class Scores:
         """Return the inference for a verdict on the first ``num_steps`` steps."""
         return Betting(horizon=num_steps) if self.inference is None and self.is_stepped else self.inference
 
-    def is_enough(self, num_steps: int) -> bool:
-        """Return whether the first ``num_steps`` steps have enough scores on both sides."""
+    def is_enough(self, num_steps: int, min_scores: int = 20) -> bool:
+        """Return whether the first ``num_steps`` steps have enough scores per side to choose a threshold."""
         present = self.present[:num_steps]
-        return min(int(present.sum()), int((~present).sum())) >= _MIN_SCORES
+        return min(int(present.sum()), int((~present).sum())) >= min_scores
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class Evidence:
     """The claim about what one score observes: a step or an entire training run."""
     num_steps: int
     scores: Scores | None = None
-    diagnostics: Mapping[int, Diagnostics] = field(default_factory=dict)
+    diagnostics: Mapping[int, SupportsDiagnose] = field(default_factory=dict)
     """The diagnostics of noise and batches after each checkpoint; the last covers all steps."""
     replay: Replay | None = None
     recorder: Recorder | None = None
@@ -92,39 +89,8 @@ class Evidence:
     """Findings without statistics: about the settings, or of a replay from the examples."""
 
 
-Specimen: TypeAlias = Callable[[bool, int], Evidence]
+Scenario: TypeAlias = Callable[[bool, int], Evidence]
 """Function that runs the broken training code or its correct twin with this seed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One fault of the zoo, with a broken specimen and a correct twin."""
-
-    name: str
-    public: str
-    """Where the fault was reported."""
-    wrong: str
-    """What was wrong, in one sentence."""
-    kind: str
-    """The kind of code that contains the fault."""
-    specimen: Specimen
-    not_caught: str | None = None
-    """Why the fault is not expected to be caught; None if it is."""
-    fix: str | None = None
-    """How the fault is repaired, in one sentence; the twin does so."""
-    family: str | None = None
-    """The family of faults that the entry stands for."""
-
-    def described(self) -> dict[str, str | None]:
-        """Return the description as plain values."""
-        names = "name", "public", "wrong", "kind", "not_caught", "fix", "family"
-        return {name: getattr(self, name) for name in names}
-
-    def observe(self, *, is_broken: bool, seed: int) -> Evidence:
-        """Run the specimen or its twin, with a seed that does not depend on other entries."""
-        text = f"{seed} {self.name}"
-        own_seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-        return self.specimen(is_broken, own_seed)
 
 
 def noise_of(epsilon: float) -> float:
@@ -143,10 +109,12 @@ def paper_claim() -> Claim:
 
 def checkpoints(num_steps: int) -> list[int]:
     """Return the numbers of steps after which the run is judged, ending with all of them."""
-    return [*(count for count in _CHECKPOINTS if count < num_steps), num_steps]
+    return [*(count for count in (5, 10, 20, 50, 100, 200) if count < num_steps), num_steps]
 
 
-def keep_checkpoint(kept: dict[int, Diagnostics], record: Diagnostics, num_done: int, num_steps: int) -> None:
+def keep_checkpoint(
+    copies: dict[int, SupportsDiagnose], record: SupportsDiagnose, num_done: int, num_steps: int
+) -> None:
     """Copy the diagnostics if ``num_done`` is a checkpoint."""
     if num_done in checkpoints(num_steps):
-        kept[num_done] = copy.deepcopy(record)
+        copies[num_done] = copy.deepcopy(record)

@@ -23,7 +23,7 @@ audits per cell for counts at one threshold, {fewer:,} for `Betting`, `JointExac
 heuristics, and a tenth for one run with the curve of a whole training run; other tables state theirs.
 
 This page does not cover black-box audits: of 40 audits of correct training, 0 found a violation
-(`benchmarks/black_box.py`). `benchmarks/inputs.py` simulates whole training runs with input canaries.
+(`tools/pages/black_box.py`). `tools/pages/inputs.py` simulates whole training runs with input canaries.
 
 Each cell shows how often the bound exceeded the truth, with its standard error, and the mean of
 bound / truth. At mu = 0, where the truth is 0, the second number is the mean bound. The simulated attack is

@@ -1,6 +1,6 @@
 """Check that correct training with Opacus is flagged in at most 2 of 40 runs, in every clipping mode.
 
-    python benchmarks/opacus_modes.py [--runs 40]
+    python tools/pages/opacus_modes.py [--runs 40]
 
 Each run has 300 steps, 64 canaries, epsilon 8 and 95 % confidence. Takes a few minutes on one core.
 """
@@ -11,18 +11,16 @@ import argparse
 import statistics
 import sys
 import warnings
-from pathlib import Path
 
+import _shared  # noqa: F401  # finds the tests
 import torch
 from opacus import PrivacyEngine
+from opacus_runs import DELTA, OTHER_KINDS, Made, run, small_data, small_model
 from torch import nn
 from torch.utils.data import DataLoader
 
 import dpaudit
 from dpaudit.observers.opacus import observe
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "observers"))
-from opacus_runs import DELTA, OTHER_KINDS, Made, run, small_data, small_model
 
 STEPS, EXAMPLES = 300, 200
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from dpaudit.stats import Betting, ClopperPearson, Gaussian, audit
-from dpaudit.training import faults
+from dpaudit.training import broken
 from dpaudit.zoo import ENTRIES, judge
 
 EPSILON, DELTA = 1.27, 1e-5
@@ -20,12 +20,12 @@ class Case:
     """A violation, and whether it makes the scores of a step dependent."""
 
     name: str
-    specimen: Any  # a training run of the native engine, as in the zoo
+    scenario: Any  # a training run of the native engine, as in the zoo
     is_dependent: bool = False
 
     def measured(self, seed: int = 0) -> dict[str, Any]:
         """Return each kind of bound at 95 % confidence, and the findings of the noise tests at 99 %."""
-        evidence = self.specimen(True, seed)
+        evidence = self.scenario(True, seed)
         scores, num_steps = evidence.scores, evidence.num_steps
         bounds = {
             name: audit(
@@ -36,25 +36,25 @@ class Case:
         findings = judge(evidence).diagnosis.findings
         return {**bounds, "findings": [finding.name for finding in findings]}
 
-    def row(self, found: dict[str, Any]) -> list[str]:
+    def row(self, measured: dict[str, Any]) -> list[str]:
         """Return a row of the table, with bounds above the claim in bold."""
         bets, pooled = (
-            f"**{found[name]:.3g}**" if found[name] > EPSILON else f"{found[name]:.3g}"
+            f"**{measured[name]:.3g}**" if measured[name] > EPSILON else f"{measured[name]:.3g}"
             for name in ("bets", "pooled")
         )
-        size = f"{self.specimen.num_steps:,}", f"{self.specimen.num_canaries:,}"
+        size = f"{self.scenario.num_steps:,}", f"{self.scenario.num_canaries:,}"
         mark = " (not valid here)" if self.is_dependent else ""
-        return [self.name, *size, bets, pooled + mark, ", ".join(found["findings"])]
+        return [self.name, *size, bets, pooled + mark, ", ".join(measured["findings"])]
 
 
 def _noise_for(epsilon: float, **options: int) -> Any:
     used, claimed = (1 / Gaussian().with_epsilon(value, DELTA) for value in (epsilon, EPSILON))
-    return replace(_FEW_SEEDS, mechanism=partial(faults.NoiseTooSmall, factor=used / claimed), **options)
+    return replace(_FEW_SEEDS, mechanism=partial(broken.NoiseTooSmall, factor=used / claimed), **options)
 
 
-_SPECIMENS: dict[str, Any] = {entry.name: entry.specimen for entry in ENTRIES}
-_AFTER_MEAN = replace(_SPECIMENS["clip-after-mean"], num_steps=500)
-_FEW_SEEDS = replace(_SPECIMENS["noise-100-seeds"], num_steps=500)
+_SCENARIOS: dict[str, Any] = {entry.name: entry.scenario for entry in ENTRIES}
+_AFTER_MEAN = replace(_SCENARIOS["clip-after-mean"], num_steps=500)
+_FEW_SEEDS = replace(_SCENARIOS["noise-100-seeds"], num_steps=500)
 
 CASES = (
     Case("1: the mean is clipped", _AFTER_MEAN, is_dependent=True),

@@ -1,6 +1,6 @@
 """Audit correct training runs with default settings, and count how many are flagged.
 
-    python benchmarks/correct_runs.py [--runs 400] [--output FILE]
+    python tools/pages/correct_runs.py [--runs 400] [--output FILE]
 
 Half of the runs use the native engine, half Opacus. The linear regressions clip nothing and have long
 steps, so that every gradient depends on the noise of the steps before: a test whose null does not hold in
@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _cases import restart_in_environment
+from _shared import DOCS, restart_in_environment, write_block
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -37,8 +36,6 @@ from dpaudit.training.models import mlp
 
 DELTA, RATE = 1e-5, 0.1
 ERROR_RATE = 0.05
-PAGE = Path(__file__).parent.parent / "docs" / "diagnostics.md"
-BEGIN, END = "<!-- written by benchmarks/correct_runs.py -->", "<!-- end -->"
 NUM_EXAMPLES, NUM_FEATURES = 1000, 8
 
 
@@ -190,8 +187,7 @@ def main() -> int:
             rows.append(row)
             print(f"{len(rows)}/{arguments.runs} {row}", file=sys.stderr, flush=True)
     lines = "\n".join(table(rows))
-    pattern = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
-    PAGE.write_text(pattern.sub(f"{BEGIN}\n\n{lines}\n\n{END}", PAGE.read_text()))
+    write_block(DOCS / "diagnostics.md", "correct_runs.py", lines)
     print(lines)
     flagged = sum(row["verdict"] == "VIOLATION" for row in rows)
     limit = ERROR_RATE * len(rows) + 3 * math.sqrt(ERROR_RATE * (1 - ERROR_RATE) * len(rows))

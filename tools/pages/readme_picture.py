@@ -4,7 +4,7 @@ A small network is trained twice with Opacus on the digits that dpaudit ships: o
 once with 0.8 of it. Both runs are audited while they train. The numbers that the README quotes are stored in
 the ``<desc>`` element of each file. Takes ten seconds::
 
-    .venv/bin/python benchmarks/readme_picture.py
+    .venv/bin/python tools/pages/readme_picture.py
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+from _shared import DOCS
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -25,7 +25,7 @@ from dpaudit.observers.opacus import observe
 from dpaudit.recording import LiveBound
 from dpaudit.training.data import digits
 
-ASSETS = Path(__file__).parent.parent / "docs" / "assets"
+ASSETS = DOCS / "assets"
 NUM_STEPS, CLAIMED_NOISE, BROKEN_NOISE = 300, 1.0, 0.8
 WIDTH, HEIGHT = 830, 326
 LEFT, RIGHT, TOP, BOTTOM = 26, 630, 36, 284  # of the axes

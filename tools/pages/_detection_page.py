@@ -1,4 +1,4 @@
-"""docs/detection.md, from the runs of benchmarks/detection.py."""
+"""docs/detection.md, from the runs of tools/pages/detection.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from _faults import FAULTS, OBSERVERS, TWINS, Fault
 from _unseen_faults import Unseen
 from detection import STEPS, Line, Runs, causes, required_lines, twin_tasks
+
+from dpaudit.zoo.faults import FAULTS, OBSERVERS, TWINS, Fault
 
 __all__ = ["page"]
 
@@ -29,8 +30,8 @@ Which faults does an audit with default settings detect? This page answers for {
 {observers} observers, by measurement: each fault was trained with {count} random seeds, at noise multipliers
 that are evenly spread from 1 to 2. Every run is a small model (659 parameters in six named tensors, 300
 examples, sample rate 0.1, clipping norm 2) with the three lines of the [tutorial](tutorial.md): `observe`,
-train, `audit()`. No option is set for any fault. `benchmarks/detection.py` runs all of them and writes this
-page; the faults are in `benchmarks/_faults.py`.
+train, `audit()`. No option is set for any fault. `tools/pages/detection.py` runs all of them and writes this
+page; the faults are in `dpaudit.zoo.faults`.
 
 - A cell is the number of seeds, of {count}, with which the fault was detected within 300 steps. Where these
   are fewer than 9 of 10, the number within 500 steps follows.
@@ -59,7 +60,7 @@ normals of JAX, which take only 2^23 values.
 """
 CAUSE_HEAD = """## Likely causes
 
-These 20 faults are not in the library from which likely causes are drawn (`benchmarks/_unseen_faults.py`).
+These 20 faults are not in the library from which likely causes are drawn (`tools/pages/_unseen_faults.py`).
 What the first cause should say was fixed before the first run, as a pattern; one pattern was narrowed
 afterwards, because it accepted a wrong cause. Each fault ran once, at noise multiplier 1 with 300 steps:
 {right} of {all} first causes are right. Of a first set, 17 of 20 right, five faults turned out to be

@@ -1,6 +1,6 @@
 """Check that a test suite of 50 correct audits passes in at least 95 % of 40 runs.
 
-    python benchmarks/pytest_sessions.py [--runs 40] [--budget quick]
+    python tools/pages/pytest_sessions.py [--runs 40] [--budget quick]
 
 Each run is a separate pytest session with its own seed for the canaries and for the noise of what is audited:
 steps in numpy (sums and means, alone and among other examples, with several sizes, clipping norms and noise
@@ -18,7 +18,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from _measure import ONE_THREAD
+from _shared import ONE_THREAD
 
 NEEDED = 0.95
 SUITE = """

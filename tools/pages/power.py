@@ -1,6 +1,6 @@
 """Simulate how often audits detect the leak that they state for 80 %, for every default design.
 
-    python benchmarks/power.py [--repetitions 1000] [--only WORD]
+    python tools/pages/power.py [--repetitions 1000] [--only WORD]
 
 Prints the table of docs/soundness.md. Each row takes the leak that an audit of this size states, simulates
 mechanisms with exactly this leak, and counts how many the same audit refutes. A design that may miss twice

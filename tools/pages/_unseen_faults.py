@@ -8,11 +8,15 @@ first run, which counts as wrong from then on.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from _faults import LEAVES, Batch, Draw, Fault, flat_norms
+from _detection_runs import LEAVES
 from scipy import special
+
+from dpaudit.zoo import faults
+from dpaudit.zoo.faults import BatchFacts, Fault, NoiseDraw, clip_factors, flat_norms, scaled
 
 __all__ = ["UNSEEN", "Unseen"]
 
@@ -29,30 +33,30 @@ class Unseen:
     became_cause: bool = False  # a cause was derived from it later
 
 
-def _decaying(draw: Draw, _: Any) -> np.ndarray:
+def _decaying(draw: NoiseDraw, _: Any) -> np.ndarray:
     return draw.normal() * np.linspace(1.0, 0.6, draw.num_steps)[:, None]
 
 
-def _logistic(draw: Draw, _: Any) -> np.ndarray:
+def _logistic(draw: NoiseDraw, _: Any) -> np.ndarray:
     return draw.std * draw.rng.logistic(size=draw.shape) * np.sqrt(3) / np.pi
 
 
-def _student(draw: Draw, _: Any) -> np.ndarray:
+def _student(draw: NoiseDraw, _: Any) -> np.ndarray:
     return draw.std * draw.rng.standard_t(4, size=draw.shape) / np.sqrt(2)
 
 
-def _each_twice(draw: Draw, _: Any) -> np.ndarray:
+def _each_twice(draw: NoiseDraw, _: Any) -> np.ndarray:
     return np.repeat(draw.normal(), 2, axis=0)[: draw.num_steps]
 
 
-def _antithetic(draw: Draw, _: Any) -> np.ndarray:
+def _antithetic(draw: NoiseDraw, _: Any) -> np.ndarray:
     noise = draw.normal()
     noise[1::2] = -noise[: draw.num_steps - 1 : 2]
     return noise
 
 
 def _scaled_leaf(name: str, factor: float) -> Any:
-    def noise(draw: Draw, _: Any) -> np.ndarray:
+    def noise(draw: NoiseDraw, _: Any) -> np.ndarray:
         leaves = dict(zip(LEAVES, draw.leaves(), strict=True))
         leaves[name] = factor * leaves[name]
         return np.concatenate(list(leaves.values()), axis=1)
@@ -60,50 +64,42 @@ def _scaled_leaf(name: str, factor: float) -> Any:
     return noise
 
 
-def _ten_bits(draw: Draw, _: Any) -> np.ndarray:
+def _ten_bits(draw: NoiseDraw, _: Any) -> np.ndarray:
     mantissa, exponent = np.frexp(draw.normal())
     return np.ldexp(np.rint(mantissa * 2**10) / 2**10, exponent)
 
 
-def _from_12_bits(draw: Draw, _: Any) -> np.ndarray:
+def _from_12_bits(draw: NoiseDraw, _: Any) -> np.ndarray:
     uniform = (draw.rng.integers(2**12, size=draw.shape) + 0.5) / 2**12
     return draw.std * special.ndtri(uniform)
 
 
-def _one_stream_backwards(draw: Draw, _: Any) -> np.ndarray:
+def _one_stream_backwards(draw: NoiseDraw, _: Any) -> np.ndarray:
     noise = draw.normal()
     half = noise.shape[1] // 2
     noise[:, -half:] = noise[:, :half][:, ::-1]
     return noise
 
 
-def _by_crowd(batch: Batch, _: Any) -> Any:
+def _by_crowd(batch: BatchFacts, _: Any) -> Any:
     return 0.75 + 0.25 * (batch.size > batch.expected)
-
-
-def _clipped_parts(parts: list[list[Any]], limit: Any, xp: Any) -> list[list[Any]]:
-    found = []
-    for part in parts:
-        norm = xp.sqrt(sum((leaf * leaf).reshape(len(leaf), -1).sum(1) for leaf in part))
-        factor = xp.minimum(1.0, limit / (norm + 1e-6))
-        found.append([leaf * factor.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf in part])
-    return found
 
 
 def _by_module(leaves: list[Any], limit: Any, _: Any, xp: Any) -> list[Any]:
     """Clip the weight and the bias of each layer together, and layers apart."""
-    pairs = [leaves[first : first + 2] for first in range(0, len(leaves), 2)]
-    return [leaf for part in _clipped_parts(pairs, limit, xp) for leaf in part]
+    clipped = []
+    for first in range(0, len(leaves), 2):
+        layer = leaves[first : first + 2]
+        norms = xp.sqrt(sum((leaf * leaf).reshape(len(leaf), -1).sum(1) for leaf in layer))
+        clipped += scaled(layer, clip_factors(norms, limit, xp))
+    return clipped
 
 
-def _by_column(leaves: list[Any], limit: Any, _: Any, xp: Any) -> list[Any]:
-    """Sum squares over the first axis of a matrix only."""
-    norms = [xp.sqrt((leaf * leaf).sum(1, keepdims=True)) for leaf in leaves]
-    return [leaf * xp.minimum(1.0, limit / (norm + 1e-6)) for leaf, norm in zip(leaves, norms, strict=True)]
+_by_column = partial(faults.by_axis, axis=1)
 
 
 def _largest_leaf(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
-    return xp.minimum(1.0, limit / (norms.max(0) + 1e-6))
+    return clip_factors(norms.max(0), limit, xp)
 
 
 def _soft(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
@@ -113,7 +109,7 @@ def _soft(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
 
 def _last_quarter(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
     """Clip in blocks of four rows, of which the last is forgotten."""
-    factor = xp.minimum(1.0, limit / (flat_norms(norms, xp) + 1e-6))
+    factor = clip_factors(flat_norms(norms, xp), limit, xp)
     return xp.where(xp.arange(len(factor)) % 4 == 3, 1.0, factor)
 
 
@@ -128,7 +124,7 @@ def _largest_first(rng: np.random.Generator, n: int, q: float, num_steps: int) -
 
 
 def _unseen(name: str, text: str, observer: str, expected: str, **parts: Any) -> Unseen:
-    fault = Fault(name, "", text, observers=(observer,), **parts)
+    fault = Fault(name, text, observers=(observer,), **parts)
     return Unseen(fault, observer, expected, became_cause=name == _BECAME_CAUSE)
 
 
@@ -188,7 +184,11 @@ UNSEEN = (
         "by-module", "each layer clipped alone", "func", r"separate|each layer|apart|alone", clip=_by_module
     ),
     _unseen(
-        "by-column", "each column of a matrix clipped alone", "step", r"separate|column", clip=_by_column
+        "by-column",
+        "each column of a matrix clipped alone",
+        "step",
+        r"separate|column",
+        clip=partial(faults.by_axis, axis=1),
     ),
     _unseen(
         "largest-leaf",

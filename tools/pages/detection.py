@@ -1,8 +1,8 @@
 """Measure which faults the default settings of every observer detect, and write docs/detection.md.
 
-    python benchmarks/detection.py [--seeds 10] [--only NAME ...] [--observers NAME ...] [--as-is]
+    python tools/pages/detection.py [--seeds 10] [--only NAME ...] [--observers NAME ...] [--as-is]
 
-Every run is three lines of the README: observe, train, audit. The faults are in ``_faults`` and
+Every run is three lines of the README: observe, train, audit. The faults are in ``dpaudit.zoo.faults`` and
 ``_unseen_faults``, the training loops in ``_detection_runs``. Finished runs are kept in
 .detection-cache.json, so that an interrupted command resumes there; runs of other code are repeated, unless
 --stale is given. With --as-is, the page is written from existing runs. --parts selects tables: required,
@@ -27,11 +27,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from _cases import restart_in_environment
-from _faults import FAULTS, OBSERVERS, TWINS, Fault
+from _detection_runs import RUNS, Run
+from _shared import ROOT, restart_in_environment
 from _unseen_faults import UNSEEN
 
-ROOT = Path(__file__).resolve().parent.parent
+from dpaudit.zoo.faults import FAULTS, OBSERVERS, TWINS, Fault
+
 CACHE = ROOT / ".detection-cache.json"
 STEPS = (300, 500)
 ENOUGH = 0.9  # of the seeds
@@ -61,8 +62,6 @@ class Task:
 
     def run(self) -> dict[str, Any]:
         """Train, audit, and return what detected the fault."""
-        from _detection_runs import RUNS, Run  # noqa: PLC0415  # imports all libraries
-
         warnings.simplefilter("ignore")
         start = time.perf_counter()
         fault = KNOWN[self.fault]
@@ -121,9 +120,7 @@ def is_caught(run: dict[str, Any]) -> bool:
 def code_version() -> str:
     """Return a hash of the code that a run depends on."""
     files = sorted((ROOT / "src" / "dpaudit").rglob("*.py"))
-    files += [
-        Path(__file__).parent / name for name in ("_faults.py", "_detection_runs.py", "_unseen_faults.py")
-    ]
+    files += [Path(__file__).parent / name for name in ("_detection_runs.py", "_unseen_faults.py")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
