@@ -19,6 +19,7 @@ from dpaudit.stats import (
     ONE_RUN,
     STEP,
     ApproximateDP,
+    AuditDesign,
     BestOf,
     Betting,
     Bound,
@@ -187,16 +188,8 @@ class CountedOnce(ThresholdRule):
             return ThresholdResult(bets.parameter(), self.fixed.threshold, self.counts, p_value=bets.p_value)
         return self.fixed.apply(observations, inference, query)
 
-    def operating_points(
-        self,
-        attack: Attack,
-        inference: Inference,
-        query: BoundQuery,
-        *,
-        held_out: tuple[int, int],
-        normalized: bool,
-    ) -> tuple[FloatArray, FloatArray]:
-        return self.fixed.operating_points(attack, inference, query, held_out=held_out, normalized=normalized)
+    def operating_points(self, attack: Attack, design: AuditDesign) -> tuple[FloatArray, FloatArray]:
+        return self.fixed.operating_points(attack, design)
 
 
 def _step_errors(observations: Observations, threshold: float) -> StepErrors:

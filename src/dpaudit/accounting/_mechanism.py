@@ -176,7 +176,7 @@ class DPSGDRun:
 
 @dataclass(frozen=True)
 class Accounted:
-    """A ``dp_accounting.DpEvent``, observed as a whole."""
+    """A ``dp_accounting.DpEvent``; an observation is of the whole event."""
 
     event: Any
     unit: str = EXAMPLE
@@ -203,7 +203,7 @@ class Accounted:
 
 @dataclass(frozen=True)
 class AnyMechanism:
-    """Any mechanism with this trade-off curve or a less leaky one, observed as a whole."""
+    """Any mechanism with this trade-off curve or a less leaky one."""
 
     tradeoff: TradeOff
     parameter: float = 1.0

@@ -52,6 +52,9 @@ from dpaudit.stats.thresholds import (
 )
 from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
+# assumptions, which docs/verdicts.md explains
+_GIVEN_COUNTS = "the threshold for the counts was chosen before seeing the data"
+_SAME_DATA = "the error rate is unknown: the threshold was chosen on the counted data"
 _ONLY_SCORES = "where the scores come from is not tested: neither the noise nor the sampling nor the code"
 _MOST_GUESSES = 100_000  # the bound on them takes a minute
 
@@ -289,9 +292,9 @@ def _assumptions(
     texts = [query.tradeoff.assumption(query.delta), inference.assumption(observations, is_fixed=is_fixed)]
     texts.append(observations.design if isinstance(observations, Observations) else ALIKE)
     if threshold is None:
-        texts.append("the threshold for the counts was chosen before seeing the data")
+        texts.append(_GIVEN_COUNTS)
     if isinstance(threshold, SameData):
-        texts.append("the error rate is unknown: the threshold was chosen on the counted data")
+        texts.append(_SAME_DATA)
     return tuple(text for text in texts if text)
 
 

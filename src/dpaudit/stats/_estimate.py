@@ -331,7 +331,7 @@ class ScoreSums:
         is_normal = True
         for moment, effect, variance in effects:
             squares = max(variance * size, float(effect @ effect) if self.is_stepped else 0.0)
-            # moments that change intervals by less than 3 %, or that chance explains once in a thousand times
+            # moments that change intervals by less than 3 %, or that randomness explains once in a thousand
             is_normal &= abs(moment) <= max(0.1, 3.3 * math.sqrt(squares) / size)
         return Shape(skewness, kurtosis, is_normal)
 

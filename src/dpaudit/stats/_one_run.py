@@ -22,6 +22,13 @@ from dpaudit.stats.rootfinding import first_true_integer, last_true, smallest_er
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 from dpaudit.stats.tradeoffs._attack import Attack
 
+# assumptions, which docs/verdicts.md explains
+_FIXED_NUMBER = "the number of guesses was fixed before seeing the data"
+_RELEASE_ALONE = (
+    "which canaries were guessed, and the guesses, depend only on what the training run released, not on "
+    "which canaries were present"
+)
+
 
 def one_run_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -> Bound:
     """Return the (eps, delta) bound of Steinke, Nasr and Jagielski 2023.
@@ -78,9 +85,8 @@ def _bound(
         assumptions=(
             *((assumed,) if assumed else ()),
             FAIR,
-            "which canaries were guessed, and the guesses, depend only on what the training run released, "
-            "not on which canaries were present",
-            "the number of guesses was fixed before seeing the data",
+            _RELEASE_ALONE,
+            _FIXED_NUMBER,
         ),
     )
 

@@ -226,9 +226,7 @@ class AuditDesign:
 
     def operating_points(self, attack: Attack) -> tuple[FloatArray, FloatArray]:
         """Return the rates at which the rule may put the threshold, equally likely."""
-        return self.rule.operating_points(
-            attack, self.inference, self.query, held_out=self.held_out, normalized=self.normalized
-        )
+        return self.rule.operating_points(attack, self)
 
     def attack_on(self, parameter: float) -> Attack:
         """Return the attack on a mechanism with this parameter."""

@@ -4,6 +4,9 @@ A bet is chosen from the steps before it, by an optimization that would take too
 Runs with similar means so far therefore share the choice of one of them; only the stake differs. The bound is
 below the mean advantage of its run by a distance that varies little and hardly depends on that mean, whose
 distribution is known. So few runs suffice, and one simulation serves for leaks of similar sizes.
+
+Counting detected runs instead, as for few steps, finds the same leaks in 3 to 11 times the time: in 5.5
+instead of 0.6 seconds for 2,000 steps of 64 canaries.
 """
 
 from __future__ import annotations

@@ -19,6 +19,10 @@ from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.rootfinding import smallest_error
 from dpaudit.stats.tradeoffs import TradeOff
 
+# assumptions, which docs/verdicts.md explains
+_FIXED_BEFORE = "was fixed before seeing the data"
+_OF_ONE_RUN = "for the steps of one training run, independence is an assumption about the mechanism"
+
 
 class Kind(StrEnum):
     """What a bound's error rate means."""
@@ -131,12 +135,11 @@ class CountInference(Inference):
         within = ", including those of canaries in the same step," if scored and scored.is_stepped else ""
         unequal = self.allows_unequal_rates and is_fixed and _has_pairs(observations)
         alike = "" if unequal else " and, on each side, identically distributed"
-        fixed = "their number was fixed before seeing the data"
-        text = f"all observations{within} are independent{alike}, and {fixed}"
+        text = f"all observations{within} are independent{alike}, and their number {_FIXED_BEFORE}"
         # raw scores in one dimension are mostly those of separate runs
         if scored is not None and not scored.is_stepped and not scored.normalized:
             return text
-        return f"{text}; for the steps of one training run, independence is an assumption about the mechanism"
+        return f"{text}; {_OF_ONE_RUN}"
 
 
 def _has_pairs(observations: Observations | ErrorCounts) -> bool:

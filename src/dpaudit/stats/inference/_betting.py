@@ -25,6 +25,9 @@ from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
 from dpaudit.stats.inference._tails import FarGuess, FarRates, TailBets, far_rates
 from dpaudit.stats.tradeoffs import Gaussian
 
+# assumptions, which docs/verdicts.md explains
+_SINGLE = "each observation satisfies its curve given the earlier ones"
+_UNINFORMED = "each guess depends on the released values, not on the presence of other canaries"
 _STEPPED = (
     "each step satisfies its curve given the earlier steps and the presence of other canaries; scores within "
     "a step may be dependent"
@@ -74,13 +77,9 @@ class Betting(Inference):
     def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:
         del is_fixed  # any threshold that depends on the past alone
         if not isinstance(observations, Observations) or not observations.is_stepped:
-            return "each observation satisfies its curve given the earlier ones"
+            return _SINGLE
         # without coins there is no stop-loss
-        return (
-            f"{_STEPPED}; each guess depends on the released values, not on the presence of other canaries"
-            if self.stop_loss and observations.by_coin
-            else _STEPPED
-        )
+        return f"{_STEPPED}; {_UNINFORMED}" if self.stop_loss and observations.by_coin else _STEPPED
 
     def at_threshold(
         self, observations: Observations, threshold: float, query: BoundQuery

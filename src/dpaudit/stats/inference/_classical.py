@@ -24,6 +24,8 @@ from dpaudit.stats.rootfinding import last_positive
 from dpaudit.stats.tradeoffs import PureDP, TradeOff
 from dpaudit.stats.tradeoffs._base import at_least_zero
 
+_ASYMPTOTIC = "there are many of them (the interval is asymptotic)"
+
 
 @dataclass(frozen=True)
 class ClopperPearson(RankInference):
@@ -159,7 +161,7 @@ class KatzLog(CountInference):
 
     def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:
         text = super().assumption(observations, is_fixed=is_fixed)
-        return f"{text}; there are many of them (the interval is asymptotic)"
+        return f"{text}; {_ASYMPTOTIC}"
 
     def rank(
         self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery

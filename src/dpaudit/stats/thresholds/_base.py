@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from scipy import special
@@ -28,6 +28,9 @@ from dpaudit.stats.inference import (
     ThresholdResult,
 )
 from dpaudit.stats.tradeoffs._attack import Attack
+
+if TYPE_CHECKING:
+    from dpaudit.stats._power import AuditDesign
 
 _RUNS = 64  # the power at a simulated threshold varies little
 _NEAR = 0.01  # relative distance of the points that determine the slope of a curve
@@ -57,21 +60,12 @@ class ThresholdRule(Serializable, ABC):
         """Return the bound of an attack without errors; ``query`` has the error rate of one threshold."""
         return inference.parameter(counts, query)
 
-    def operating_points(
-        self,
-        attack: Attack,
-        inference: Inference,
-        query: BoundQuery,
-        *,
-        held_out: tuple[int, int],
-        normalized: bool,
-    ) -> tuple[FloatArray, FloatArray]:
+    def operating_points(self, attack: Attack, design: AuditDesign) -> tuple[FloatArray, FloatArray]:
         """Return equally likely pairs of fpr and fnr at which the rule may put the threshold.
 
-        The default is the point with the smallest balanced error. ``held_out`` are the numbers of absent and
-        present scores that are not counted.
+        The default is the point with the smallest balanced error.
         """
-        del inference, query, held_out, normalized
+        del design
         return as_points(attack.balanced())
 
     def refuting_limits(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from dpaudit.stats.thresholds._base import (
 from dpaudit.stats.tradeoffs import Gaussian
 from dpaudit.stats.tradeoffs._attack import Attack
 
+if TYPE_CHECKING:
+    from dpaudit.stats._power import AuditDesign
+
 _CANDIDATES = 64  # few, so that the choice follows the shape of the scores rather than their noise
 
 
@@ -61,18 +64,10 @@ class Fixed(ThresholdRule):
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         return inference.at_threshold(observations, self.threshold, query)
 
-    def operating_points(
-        self,
-        attack: Attack,
-        inference: Inference,
-        query: BoundQuery,
-        *,
-        held_out: tuple[int, int],
-        normalized: bool,
-    ) -> tuple[FloatArray, FloatArray]:
-        if normalized and attack.rates_at is not None:
+    def operating_points(self, attack: Attack, design: AuditDesign) -> tuple[FloatArray, FloatArray]:
+        if design.normalized and attack.rates_at is not None:
             return as_points(attack.rates_at(self.threshold))
-        return super().operating_points(attack, inference, query, held_out=held_out, normalized=normalized)
+        return super().operating_points(attack, design)
 
 
 @dataclass(frozen=True)
@@ -103,18 +98,10 @@ class Optimal(ThresholdRule):
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         return inference.at_threshold(observations, self.threshold(query.delta), query)
 
-    def operating_points(
-        self,
-        attack: Attack,
-        inference: Inference,
-        query: BoundQuery,
-        *,
-        held_out: tuple[int, int],
-        normalized: bool,
-    ) -> tuple[FloatArray, FloatArray]:
-        del normalized  # this rule is meaningful for normalized scores only
-        fixed = Fixed(self.threshold(query.delta))
-        return fixed.operating_points(attack, inference, query, held_out=held_out, normalized=True)
+    def operating_points(self, attack: Attack, design: AuditDesign) -> tuple[FloatArray, FloatArray]:
+        fixed = Fixed(self.threshold(design.query.delta))
+        # this rule is meaningful for normalized scores only
+        return fixed.operating_points(attack, replace(design, normalized=True))
 
 
 @dataclass(frozen=True)
@@ -144,19 +131,10 @@ class HeldOut(ThresholdRule):
     def counted(self, size: int) -> int:
         return size - self._num_held(size)
 
-    def operating_points(
-        self,
-        attack: Attack,
-        inference: Inference,
-        query: BoundQuery,
-        *,
-        held_out: tuple[int, int],
-        normalized: bool,
-    ) -> tuple[FloatArray, FloatArray]:
-        del normalized
-        if isinstance(inference, Betting):
-            return least_error_rates(attack, held_out)
-        return best_bound_rates(attack, held_out, _CANDIDATES, query)
+    def operating_points(self, attack: Attack, design: AuditDesign) -> tuple[FloatArray, FloatArray]:
+        if isinstance(design.inference, Betting):
+            return least_error_rates(attack, design.held_out)
+        return best_bound_rates(attack, design.held_out, _CANDIDATES, design.query)
 
     def split(
         self, observations: Observations, *, the_first: bool = False
