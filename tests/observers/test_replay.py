@@ -74,7 +74,10 @@ def test_a_release_that_moves_too_far_is_a_violation(fault, neighbors):
     result = replayed(release, neighbors=neighbors, reseed=reseed)
     assert names(result) == ["sensitivity"]
     assert result.likely_causes()
-    assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["is_violation"]
+    read = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert (read["is_violation"], read["findings"][0]["name"]) == (True, "sensitivity")
+    results = result.results(noise_multiplier=1.0, sample_rate=None)
+    assert (results.certain, results.not_covered) == (result.findings, result.not_covered)
     with pytest.raises(
         dpaudit.ViolationError, match=r"clipping norms if one example is .*, more than the [12] "
     ):
@@ -141,6 +144,12 @@ def test_what_cannot_be_replayed_is_refused():
         replayed(clipped_sum, neighbors=[ROWS[:, 1:]])
     with pytest.raises(dpaudit.InputError, match="no change of an example changed the release"):
         replayed(lambda _: np.zeros(100))
+    with pytest.raises(dpaudit.InputError, match="at least 3 examples"):
+        replayed(clipped_sum, ROWS[:2])
+    with pytest.raises(dpaudit.InputError, match="one row per example"):
+        replayed(lambda batch: clipped_sum(batch[0]), (ROWS, ROWS[1:]))
+    with pytest.raises(ZeroDivisionError):
+        replayed(lambda _: 1 / 0)
     with pytest.raises(dpaudit.InputError, match="max_grad_norm"):
         replay(clipped_sum, ROWS, reseed=lambda: None, max_grad_norm=0.0)
 
@@ -237,6 +246,14 @@ STAGES = {
     "the noise of neighbors": (
         lambda run: scale_noise(run, len(run.rows)),
         ("batch-dependent-noise", "if one example is"),
+    ),
+    "the direction of the noise": (
+        lambda run: scale_noise(run, np.where(run.trace.releases[-1].total < 0, -1.0, 1.0)),
+        ("batch-dependent-noise", "The noise from the same random numbers changes its direction by"),
+    ),
+    "the first example": (
+        lambda run: release_of(run, rows=run.trace.releases[-1].rows * (1 + abs(run.rows[0, 0]))),
+        ("coupled-examples", "at the start of the batch"),
     ),
     "the state after other batches": (
         written("buffers", lambda run: np.sign(run.rows[:10, 0].sum())),
