@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dpaudit
+from dpaudit.observers._neighbors import neighbors_of, other_batches
 from dpaudit.observers._replay import compare_neighbors
 from dpaudit.observers._replay_result import ReleaseTrace, ReplayedStep, StepTrace, fingerprint_rows
 from dpaudit.observers.step import replay
@@ -389,3 +390,13 @@ def test_a_state_that_is_not_restored_is_refused_whenever_it_shows(is_late):
     step.change = lambda run: run.trace.state.update({("other-state", "count"): str(is_late(step.num_runs))})
     with pytest.raises(dpaudit.InputError, match=r"bit for bit, got another state \(count\): name the state"):
         compare_neighbors(step, ROWS)
+
+
+def test_labels_are_changed_alone_with_long_examples_and_all_at_once():
+    batch = np.ones((5, 2)), np.array([1, 2, 1, 0, 2])
+    neighbors = {neighbor.change: neighbor.batch for neighbor in neighbors_of(batch)}
+    assert neighbors["given another label"][1][-1] == 1
+    assert neighbors["multiplied by 1,000 and given yet another label"][1][-1] == 0
+    added = neighbors["added that is 1,000 times as large and has yet another label"]
+    assert (added[0][-1, 0], added[1][-1]) == (1000.0, 0)
+    assert dict(other_batches(batch))["labels are exchanged"][1].tolist() == [2, 1, 0, 2, 1]
