@@ -297,15 +297,3 @@ def test_a_step_that_counts_its_calls_is_told_where_to_keep_the_count():
 
     with pytest.raises(dpaudit.InputError, match=r"keep all that .* carries to the next one in its state"):
         replayed(step)
-
-
-def test_an_example_is_changed_at_the_start_of_the_batch():
-    def limited(grad_fn, privatizer, state, batch):
-        kept = np.cumsum(np.abs(batch[0][:, :1]) > 0, axis=0) <= 2
-        return private_step(grad_fn, privatizer, state, (batch[0] * kept, batch[1]))
-
-    inputs = BATCH[0].copy()
-    inputs[-1, 0] = 0.0
-    result = replayed(limited, (inputs, BATCH[1]))
-    assert names(result)[0] == "coupled-examples"
-    assert "at the start of the batch" in result.findings[0].sentence

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dpaudit
+from dpaudit.observers._neighbors import neighbors_of, other_batches
 from dpaudit.observers._replay import compare_neighbors
 from dpaudit.observers._replay_result import ReleaseTrace, ReplayedStep, StepTrace, fingerprint_rows
 from dpaudit.observers.step import replay
@@ -74,7 +75,10 @@ def test_a_release_that_moves_too_far_is_a_violation(fault, neighbors):
     result = replayed(release, neighbors=neighbors, reseed=reseed)
     assert names(result) == ["sensitivity"]
     assert result.likely_causes()
-    assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["is_violation"]
+    read = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert (read["is_violation"], read["findings"][0]["name"]) == (True, "sensitivity")
+    results = result.results(noise_multiplier=1.0, sample_rate=None)
+    assert (results.certain, results.not_covered) == (result.findings, result.not_covered)
     with pytest.raises(
         dpaudit.ViolationError, match=r"clipping norms if one example is .*, more than the [12] "
     ):
@@ -141,6 +145,12 @@ def test_what_cannot_be_replayed_is_refused():
         replayed(clipped_sum, neighbors=[ROWS[:, 1:]])
     with pytest.raises(dpaudit.InputError, match="no change of an example changed the release"):
         replayed(lambda _: np.zeros(100))
+    with pytest.raises(dpaudit.InputError, match="at least 3 examples"):
+        replayed(clipped_sum, ROWS[:2])
+    with pytest.raises(dpaudit.InputError, match="one row per example"):
+        replayed(lambda batch: clipped_sum(batch[0]), (ROWS, ROWS[1:]))
+    with pytest.raises(ZeroDivisionError):
+        replayed(lambda _: 1 / 0)
     with pytest.raises(dpaudit.InputError, match="max_grad_norm"):
         replay(clipped_sum, ROWS, reseed=lambda: None, max_grad_norm=0.0)
 
@@ -237,6 +247,14 @@ STAGES = {
     "the noise of neighbors": (
         lambda run: scale_noise(run, len(run.rows)),
         ("batch-dependent-noise", "if one example is"),
+    ),
+    "the direction of the noise": (
+        lambda run: scale_noise(run, np.where(run.trace.releases[-1].total < 0, -1.0, 1.0)),
+        ("batch-dependent-noise", "The noise from the same random numbers changes its direction by"),
+    ),
+    "the first example": (
+        lambda run: release_of(run, rows=run.trace.releases[-1].rows * (1 + abs(run.rows[0, 0]))),
+        ("coupled-examples", "at the start of the batch"),
     ),
     "the state after other batches": (
         written("buffers", lambda run: np.sign(run.rows[:10, 0].sum())),
@@ -372,3 +390,13 @@ def test_a_state_that_is_not_restored_is_refused_whenever_it_shows(is_late):
     step.change = lambda run: run.trace.state.update({("other-state", "count"): str(is_late(step.num_runs))})
     with pytest.raises(dpaudit.InputError, match=r"bit for bit, got another state \(count\): name the state"):
         compare_neighbors(step, ROWS)
+
+
+def test_labels_are_changed_alone_with_long_examples_and_all_at_once():
+    batch = np.ones((5, 2)), np.array([1, 2, 1, 0, 2])
+    neighbors = {neighbor.change: neighbor.batch for neighbor in neighbors_of(batch)}
+    assert neighbors["given another label"][1][-1] == 1
+    assert neighbors["multiplied by 1,000 and given yet another label"][1][-1] == 0
+    added = neighbors["added that is 1,000 times as large and has yet another label"]
+    assert (added[0][-1, 0], added[1][-1]) == (1000.0, 0)
+    assert dict(other_batches(batch))["labels are exchanged"][1].tolist() == [2, 1, 0, 2, 1]

@@ -20,6 +20,7 @@ from dpaudit.diagnostics import Finding
 from dpaudit.errors import InputError
 from dpaudit.observers._neighbors import Neighbor, exchanged, neighbors_of, other_batches
 from dpaudit.observers._replay_result import (
+    FINDING_ORDER,
     RELATIVE_ROUNDING,
     ULPS,
     NeighborCheck,
@@ -33,24 +34,6 @@ from dpaudit.observers._replay_result import (
     unmatched_rows,
 )
 
-# causes before their consequences
-_ORDER = (
-    "failing-step",
-    "release-count",
-    "missing-clipping",
-    "rows-per-example",
-    "coupled-examples",
-    "batch-dependent-noise",
-    "divisor",
-    "sensitivity",
-    "gradient-after-noise",
-    "hyperparameters",
-    "optimizer-state",
-    "buffers",
-    "weights",
-    "other-state",
-    "next-release",
-)
 # what differs anyway if an earlier part of the same update does
 _CONSEQUENCES = {
     "divisor": {"gradient-after-noise", "hyperparameters", "optimizer-state", "weights", "other-state"},
@@ -353,20 +336,20 @@ class _Comparison:
             return
         eps = max(first.row_eps, second.row_eps) if neighbor.is_resized else 0.0
         lost, new = unmatched_rows(first.rows, second.rows, eps)
-        count, is_exchanged = max(lost, new), bool(lost and new)
-        if count <= 1 and not (neighbor.is_resized and is_exchanged):
+        count, num_exchanged = max(lost, new), min(lost, new)
+        num_others = num_exchanged if neighbor.is_resized else count - 1
+        is_repeated = len(first.rows) > self.step.num_examples or num_others == 0
+        if count <= 1 and num_others <= 0:
             return
-        if len(first.rows) > self.step.num_examples or (neighbor.is_resized and not is_exchanged):
+        if is_repeated:
             sentence = f"The clipped gradients of {count} rows change if one example is {neighbor.change}."
             self._add("rows-per-example", sentence, count, neighbor)
             return
-        others = min(lost, new) if neighbor.is_resized else count - 1
-        who = (
-            f"gradients of {others} other examples change"
-            if others > 1
-            else "gradient of another example changes"
-        )
-        self._add("coupled-examples", f"The {who} if one example is {neighbor.change}.", others, neighbor)
+        changes = f"gradients of {num_others} other examples change"
+        if num_others == 1:
+            changes = "gradient of another example changes"
+        sentence = f"The {changes} if one example is {neighbor.change}."
+        self._add("coupled-examples", sentence, num_others, neighbor)
 
     def _add_state(
         self, neighbor: Neighbor, run: StepTrace, condition: str = "with one example changed"
@@ -429,7 +412,9 @@ class _Comparison:
         )
         return ReplayResult(
             checks=tuple(self._checks),
-            findings=tuple(sorted(self._findings.values(), key=lambda finding: _ORDER.index(finding.name))),
+            findings=tuple(
+                sorted(self._findings.values(), key=lambda finding: FINDING_ORDER.index(finding.name))
+            ),
             non_finite=() if self._non_finite is None else (self._non_finite,),
             notes=(note,) if self._attributes else (),
             not_covered=(

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -126,26 +128,27 @@ def _schedule_lints(training: PreparedTraining) -> Iterator[str]:
 
 def seed_lints(training: PreparedTraining, *, is_audit: bool = False) -> Iterator[Lint]:
     """Check that the noise cannot be recomputed; a seed is usual in an audit, but not in production."""
-    generator = training.optimizer.generator
+    generator, unseeded = training.optimizer.generator, torch.Generator().initial_seed()
     if training.optimizer.secure_mode:
         return
     if _has_known_seed(generator):
         seed = generator.initial_seed()
         sentence = f"The generator of the noise has the seed {seed}: whoever knows it can subtract the noise."
-        if seed == torch.Generator().initial_seed():
+        if seed == unseeded:
             sentence = f"The generator of the noise was never seeded: it starts from {seed} in every process."
-        is_note = is_audit and seed != torch.Generator().initial_seed()
-        yield sentence if is_note else Finding.certain("noise-seed", sentence)
-    if not is_audit and generator is None and _has_known_seed(torch.default_generator):
+        yield sentence if is_audit and seed != unseeded else Finding.certain("noise-seed", sentence)
+    if is_audit:
+        return
+    if generator is None and _has_known_seed(torch.default_generator):
         yield (
             f"The noise comes from torch's global generator, whose seed is {torch.initial_seed()}: whoever "
             "knows it can subtract the noise."
         )
-    sampling_generator = getattr(training.sampler, "generator", None)
-    if not is_audit and sampling_generator is not None and _has_known_seed(sampling_generator):
+    sampling: Any = getattr(training.sampler, "generator", None)
+    if _has_known_seed(sampling):
         yield (
-            f"The generator of the sampler has the seed {sampling_generator.initial_seed()}: whoever knows "
-            "it knows the batches, so that sampling does not amplify privacy."
+            f"The generator of the sampler has the seed {sampling.initial_seed()}: whoever knows it knows "
+            "the batches, so that sampling does not amplify privacy."
         )
 
 
@@ -196,19 +199,18 @@ def outside_parameters(training: PreparedTraining) -> Iterator[tuple[str, Any]]:
 
 def _parameter_lints(training: PreparedTraining) -> Iterator[Lint]:
     """Check that no other optimizer updates parameters without clipping and noise."""
-    outside = dict(outside_parameters(training))
-    for other in training.other_optimizers:
-        if isinstance(other, DPOptimizer) or other is training.optimizer.original_optimizer:
-            continue
-        updated = {id(value) for group in other.param_groups for value in group["params"]}
+    outside, private = dict(outside_parameters(training)), set(map(id, training.optimizer.params))
+    for other in _plain_optimizers(training):
+        updated = set(map(id, chain.from_iterable(group["params"] for group in other.param_groups)))
         names = [name for name in outside if id(outside[name]) in updated]
-        count = len(names) + len(updated.intersection(map(id, training.optimizer.params)))
+        count = len(names) + len(updated & private)
         if count:
-            trained = name_list(names) if names else f"{count} private parameters"
+            fact = (
+                f"{name_list(names) or f'{count} private parameters'} {'are' if count > 1 else 'is'} updated"
+            )
             yield Finding.certain(
                 "public-parameters",
-                f"{trained} {'are' if count > 1 else 'is'} updated by another optimizer, "
-                f"{type(other).__name__}, without clipping and noise.",
+                f"{fact} by another optimizer, {type(other).__name__}, without clipping and noise.",
             )
         for name in names:
             del outside[name]
@@ -217,6 +219,13 @@ def _parameter_lints(training: PreparedTraining) -> Iterator[Lint]:
             f"{name_list(list(outside))} can be trained, but not by the private optimizer: pass other "
             "optimizers as other_optimizers=."
         )
+
+
+def _plain_optimizers(training: PreparedTraining) -> list[Any]:
+    """Return the other optimizers that are not private, without the one that the private one wraps."""
+    inner = training.optimizer.original_optimizer
+    others = [other for other in training.other_optimizers if other is not inner]
+    return [other for other in others if not isinstance(other, DPOptimizer)]
 
 
 def _loss_lints(training: PreparedTraining) -> Iterator[Finding]:
@@ -259,9 +268,9 @@ def _plain(name: str) -> str:
 
 
 def name_list(names: Sequence[str]) -> str:
-    """Return the names of parameters, of which at most three are listed."""
+    """Return the names of parameters, of which at most three are listed; nothing if there are none."""
     listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"Parameter{'s' if len(names) > 1 else ''} {listed}"
+    return f"Parameter{'s' if len(names) > 1 else ''} {listed}" if names else ""
 
 
 # the data and its sampling
@@ -299,17 +308,15 @@ def _size_lints(training: PreparedTraining, size: int) -> Iterator[str]:
     num_batches, length, ranks = round(1 / rate), len(sampler), getattr(sampler, "num_replicas", 1)
     if not math.isclose(divisor * ranks, _divisor(size, length)):
         return  # it was not computed by make_private
-    is_mean, batch_size = training.optimizer.loss_reduction == "mean", _batch_size(size, num_batches)
+    batch_size = _batch_size(size, num_batches)
 
-    def divided(count: int, batches: int) -> str:
-        return f" and divides by {_divisor(count, batches)}" if is_mean else ""
-
+    divided = partial(_divided, training.optimizer.loss_reduction)
     changes = []
     for other in (size - 1, size + 1):
-        changed = num_batches if batch_size is None else math.ceil(other / batch_size)
+        changed = math.ceil(other / batch_size) if batch_size else num_batches
         if changed != num_batches:
-            rate_text = f"with {other:,} at batch size {batch_size}, it draws at 1/{changed}"
-            changes.append(f"{rate_text}{divided(other, changed)}")
+            draws = f"it draws at 1/{changed}{divided(other, changed)}"
+            changes.append(f"with {other:,} at batch size {batch_size}, {draws}")
         elif divided(other, length) != divided(size, length):
             changes.append(f"with {other:,}, it divides by {_divisor(other, length)}")
     if changes:
@@ -318,6 +325,10 @@ def _size_lints(training: PreparedTraining, size: int) -> Iterator[str]:
             f"1/{num_batches}{divided(size, length)}; {'; '.join(changes)}. The accounting holds if the "
             "number of examples is public or the same in neighboring data sets."
         )
+
+
+def _divided(reduction: str, size: int, num_batches: int) -> str:
+    return f" and divides by {_divisor(size, num_batches)}" if reduction == "mean" else ""
 
 
 def _divisor(size: int, num_batches: int) -> int:

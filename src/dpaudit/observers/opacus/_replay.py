@@ -175,14 +175,17 @@ class _OpacusStep(ReplayedStep):
         inner = optimizer.original_optimizer.state_dict()
         digests |= {("optimizer-state", name): text for name, text in state_digests("", inner["state"])}
         digests |= {("hyperparameters", name): text for name, text in _settings(optimizer)}
+        digests |= dict(self._model_state())
+        for name, value in self._others.items():
+            digests |= {("other-state", key): text for key, text in state_digests(name, value)}
+        return digests
+
+    def _model_state(self) -> Iterator[tuple[tuple[str, str], str]]:
         model_state = {} if self._model is None else self._model.state_dict(keep_vars=True)
         for name, value in model_state.items():
             if isinstance(value, Tensor) and id(value) not in self._private:
                 kind = "weights" if isinstance(value, nn.Parameter) else "buffers"
-                digests[kind, name.removeprefix("_module.")] = digest(value)
-        for name, value in self._others.items():
-            digests |= {("other-state", key): text for key, text in state_digests(name, value)}
-        return digests
+                yield (kind, name.removeprefix("_module.")), digest(value)
 
     def _uncovered(self, model: Any) -> tuple[str, ...]:
         gaps = [

@@ -69,10 +69,8 @@ class TorchSnapshot:
         elif isinstance(value, np.ndarray):
             before = value.copy()
             self._undo.append(lambda: np.copyto(value, before))
-        elif isinstance(value, dict | list | set | deque):
+        elif isinstance(value, dict | list | set | deque | tuple):
             self._save_container(value)
-        elif isinstance(value, tuple):
-            self._save_container(list(value))
         elif has_state_dict(value) or (is_root and _is_object(value)):
             self._save_container(vars(value))
 
@@ -87,9 +85,11 @@ class TorchSnapshot:
         self._save_container(vars(tensor))
 
     def _save_container(self, container: Any) -> None:
-        before = container.copy()
         for entry in list(container.values()) if isinstance(container, dict) else list(container):
             self._save(entry)
+        if isinstance(container, tuple):
+            return  # its entries may change, but not the tuple
+        before = container.copy()
 
         def refill() -> None:
             container.clear()
