@@ -3,7 +3,7 @@
 ``seal`` writes it, ``check_seal`` compares the files with it. Files of an unfinished run carry their own
 checksum: :func:`with_checksum` for JSON, :class:`HashingWriter` for a checkpoint. A seal detects damage and
 careless edits. Whoever edits a file can also write a new manifest, so the numbers are derived again from the
-scores (``_derivation.py``), and the digest of the seal can be published with a result.
+scores (``_recompute.py``), and the digest of the seal can be published with a result.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from dpaudit.errors import InputError
 MANIFEST: Final = "manifest"
 SCHEMA_VERSION = 1
 CHECKSUM: Final = "checksum"  # key of a JSON file that was written by with_checksum
-_STORE = "trials.sqlite3"
-# what a killed process leaves beside the store, and the copy of a damaged one; all have the rows of trials
-STORE_FILES: Final = tuple(f"{_STORE}{end}" for end in ("", "-journal", "-wal", "-shm", ".damaged"))
+# the store of trials, and what a killed process leaves beside it
+STORE_FILES: Final = tuple(f"trials.sqlite3{end}" for end in ("", "-journal", "-wal", "-shm"))
 # files that hold seeds, which are removed before a run is published
 PRIVATE_FILES: Final = ("config.json", "checkpoint.pt", *STORE_FILES)
 # all files that dpaudit reads from the directory of a run; reports are made from them and not sealed
