@@ -22,13 +22,12 @@ from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._listener import Listener, Progress, Running, ignore
 from dpaudit.experiments._loop import Trainable, Trained, summary, train
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data, resolve
-from dpaudit.experiments._run_analysis import method_names
+from dpaudit.experiments._run_analysis import RESULT_SCHEMA, method_names
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, run_many
 from dpaudit.experiments.config import Config, EndToEndConfig, ManyRunsConfig, PaperConfig
 from dpaudit.methods import examine
 from dpaudit.recording import WholeRunRecorder
 from dpaudit.stats import TradeOff
-from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import OneRun
 
 _SHARED = (
@@ -169,7 +168,7 @@ def _outcome(experiment: Trainable, trained: Trained) -> dict[str, Any]:
     """Return the verdict, all bounds, power, tests of the noise, accuracy and timing."""
     started = time.monotonic()
     values = experiment.values() if isinstance(experiment, FinalModel) else _bounds(experiment, trained)
-    return {"schema_version": SCHEMA_VERSION, **values, **summary(experiment, trained, started)}
+    return {"schema_version": RESULT_SCHEMA, **values, **summary(experiment, trained, started)}
 
 
 def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:

@@ -43,7 +43,10 @@ from dpaudit.stats._audit import audit_recorded, audit_untuned, default_method
 from dpaudit.stats._bound import plain
 from dpaudit.stats._observations import RUN, STEP, split_by_coins
 from dpaudit.stats._one_run import guessed_p_value
+from dpaudit.stats._serialization import SCHEMA_VERSION
 
+RESULT_SCHEMA: Final = SCHEMA_VERSION
+"""The version of the schema of ``result.json``."""
 SCORE_FILES: Final = {
     "scores": "f",
     "present": "b",

@@ -29,7 +29,7 @@ from dpaudit.experiments._build import (
 from dpaudit.experiments._directory import RunDirectory, run_digest
 from dpaudit.experiments._listener import Listener, Running
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data
-from dpaudit.experiments._run_analysis import RETRIED
+from dpaudit.experiments._run_analysis import RESULT_SCHEMA, RETRIED
 from dpaudit.experiments.black_box._canary import SharedCanary, canary_for, first_weights
 from dpaudit.experiments.black_box._final_model import SCORES
 from dpaudit.experiments.black_box._verdict import ManyRunsAnalysis
@@ -58,7 +58,6 @@ from dpaudit.experiments.trials import (
     run_trials,
 )
 from dpaudit.stats import Observations
-from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import accuracy
 from dpaudit.training.data import Dataset, HeldOutData
 from dpaudit.training.ensemble import Ensemble
@@ -146,7 +145,7 @@ def _outcome(
         notes.append(done.failure_summary)
     speed = last.models_per_second
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": RESULT_SCHEMA,
         **values,
         "notes": notes,
         "mode": runs.audit.mode,

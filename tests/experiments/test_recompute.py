@@ -12,10 +12,10 @@ import pytest
 from digits_config import digits_config
 
 from dpaudit.experiments import parse_config, run
+from dpaudit.experiments._recompute import Status, verify
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments._run_analysis import StoredScores, analyze
 from dpaudit.experiments._seal import seal
-from dpaudit.experiments._verification import Status, verify
 from dpaudit.experiments.black_box._verdict import ManyRunsAnalysis
 from dpaudit.experiments.trials._runner import TrialsRun
 
