@@ -86,10 +86,10 @@ class RunDirectory:
                 )
             return None
         stored = require_checksum(self._json.path("config"), stored)
-        found = difference(stored.get("config"), config.identity())
-        if found is not None:
+        changed = difference(stored.get("config"), config.identity())
+        if changed is not None:
             raise InputError(
-                f"Expected the config of the run in {self.path}, but {found}; choose another output "
+                f"Expected the config of the run in {self.path}, but {changed}; choose another output "
                 "directory."
             )
         return Resolved.from_dict(stored.get("resolved"), str(self._json.path("config")))
@@ -150,9 +150,9 @@ class RunDirectory:
         """
         for name, array in arrays.items():
             _io.write(self.path / f"{name}.npy", lambda file, array=array: np.save(file, array))  # type: ignore[misc]
-        known = _provenance.of_run(self._starts(), resolved.digests(config), packages)
+        provenance = _provenance.of_run(self._starts(), resolved.digests(config), packages)
         # decides by which methods the numbers are derived again, without the config, which holds the seeds
-        values = {**result, "audit": config.identity()["audit"], "provenance": known}
+        values = {**result, "audit": config.identity()["audit"], "provenance": provenance}
         self._json.write("result", values)
         seal(self.path)
         return values
@@ -225,7 +225,7 @@ def _damaged(path: Path) -> InputError:
 def _require_undamaged(file: BinaryIO) -> None:
     with zipfile.ZipFile(file) as packed:
         # torch does not compress: an entry that decompresses to more than its size is not from torch
-        _require(all(one.compress_type == zipfile.ZIP_STORED for one in packed.infolist()))
+        _require(all(entry.compress_type == zipfile.ZIP_STORED for entry in packed.infolist()))
         _require(packed.testzip() is None)  # torch itself does not verify the checksums
     file.seek(0)
 
@@ -248,13 +248,13 @@ def _as_tensors(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value))}
     if isinstance(value, Mapping):
-        return {key: _as_tensors(one) for key, one in value.items()}
-    return [_as_tensors(one) for one in value] if isinstance(value, list) else value
+        return {key: _as_tensors(item) for key, item in value.items()}
+    return [_as_tensors(item) for item in value] if isinstance(value, list) else value
 
 
 def _as_arrays(value: Any) -> Any:
     if isinstance(value, dict):
         if _ARRAY in value:
             return value[_ARRAY].numpy()
-        return {key: _as_arrays(one) for key, one in value.items()}
-    return [_as_arrays(one) for one in value] if isinstance(value, list) else value
+        return {key: _as_arrays(item) for key, item in value.items()}
+    return [_as_arrays(item) for item in value] if isinstance(value, list) else value

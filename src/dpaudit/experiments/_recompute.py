@@ -18,20 +18,19 @@ from typing import Any
 
 import dpaudit
 from dpaudit import _io
-from dpaudit._faults import raise_if_machine
-from dpaudit._io import open_file, read_json
+from dpaudit._io import read_json
 from dpaudit._provenance import digest, seed_digest
 from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import DpauditError, IncompleteError, InputError, quoted, said
+from dpaudit.experiments._black_box_analysis import THRESHOLD_RULES
 from dpaudit.experiments._run_analysis import (
     RESULT_SCHEMA,
     RETRIED,
-    THRESHOLD_RULES,
     RunAnalysis,
     StoredScores,
     analyze,
 )
-from dpaudit.experiments._seal import Seal, check_seal, require_checksum, require_digest, require_files
+from dpaudit.experiments._seal import Seal, check_seal, check_unfinished, require_checksum
 from dpaudit.methods import REVERSED
 from dpaudit.stats import Bound, Power, Verdict
 from dpaudit.stats._bound import number
@@ -82,7 +81,7 @@ def verify(folder: str | Path) -> Verification:
     try:
         finished = verify_finished(path)
         if finished is None:
-            remarks = tuple(_check_unfinished(path))
+            remarks = tuple(check_unfinished(path))
             status = Status.UNSEALED if (path / "result.json").exists() else Status.UNFINISHED
             return Verification(directory=str(folder), status=status, remarks=remarks)
     except InputError as error:
@@ -169,20 +168,26 @@ def iter_differences(
     Numbers may differ by ``rel_tol``, because other machines and versions of SciPy round differently. All
     else must be equal.
     """
-    if isinstance(expected, Mapping) and isinstance(stored, Mapping):
-        children = [(name, stored.get(name), value) for name, value in expected.items()]
-    elif isinstance(expected, list) and isinstance(stored, list) and len(expected) == len(stored):
-        names = [
-            value.get("name", place) if isinstance(value, Mapping) else place
-            for place, value in enumerate(expected)
-        ]
-        children = list(zip(names, stored, expected, strict=True))
-    else:
+    children = _children(stored, expected)
+    if children is None:
         if stored != expected and not _is_close(key, stored, expected, rel_tol):
             yield key, stored, expected
         return
     for name, value, other in children:
         yield from iter_differences(f"{key}.{name}".lstrip("."), value, other, rel_tol=rel_tol)
+
+
+def _children(stored: object, expected: object) -> list[tuple[object, object, object]] | None:
+    """Return name, stored and expected value of what two tables or lists contain; None for other values."""
+    if isinstance(expected, Mapping) and isinstance(stored, Mapping):
+        return [(name, stored.get(name), value) for name, value in expected.items()]
+    if isinstance(expected, list) and isinstance(stored, list) and len(expected) == len(stored):
+        pairs = enumerate(zip(stored, expected, strict=True))
+        return [
+            (other.get("name", place) if isinstance(other, Mapping) else place, value, other)
+            for place, (value, other) in pairs
+        ]
+    return None
 
 
 def _is_close(key: str, stored: object, expected: object, rel_tol: float) -> bool:
@@ -290,11 +295,15 @@ def _bound_values(values: Mapping[str, Any], bound: Bound) -> dict[str, Any]:
 
 def _size_values(values: Mapping[str, Any], scores: StoredScores) -> dict[str, Any]:
     """Return the numbers of canaries, steps and models that the scores show."""
-    if values["mode"] == "many-runs":
+    if "with_canary" in scores.arrays:
         return {"num_models": sum(len(array) for array in scores.arrays.values())}
     if "log_likelihood_ratios" in scores.arrays or scores.are_guessed:
         size = scores.arrays["present"].size
         return {"num_canaries": size, "num_done": values["num_steps"], "stopped_early": False}
+    return _step_sizes(values, scores)
+
+
+def _step_sizes(values: Mapping[str, Any], scores: StoredScores) -> dict[str, Any]:
     num_recorded, width = scores.arrays["scores"].shape
     num_planned = scores.audit.get("first_steps") or values["num_steps"]
     is_stopped = values["stopped_early"] is True and scores.audit["stop_on_violation"] is True
@@ -404,44 +413,3 @@ def _start_values(folder: Path) -> dict[str, Any]:
     first, *later = require_checksum(path, read_json(path), "run the config again elsewhere")["starts"]
     started = {key: value for key, value in first.items() if key != "at"}
     return {"provenance": {**started, "started": first["at"], "resumed": later or None}}
-
-
-def _check_unfinished(folder: Path) -> Iterator[str]:
-    """Check all files that a run is resumed from; yield what is stored."""
-    if not (folder / "config.json").exists():
-        raise InputError(
-            f"Expected {folder} to be the directory of a run, but there is neither a manifest.json nor a "
-            "config.json."
-        )
-    require_files(folder)
-    for name in ("config.json", "provenance.json", "canary.json"):
-        if (folder / name).exists():
-            require_checksum(folder / name, read_json(folder / name))
-    if (folder / "result.json").exists():
-        yield (
-            "There is no manifest.json: the run was interrupted before it was sealed, or the manifest was "
-            "removed. Its result.json was not checked; the same dpaudit run command computes it again from "
-            "the checkpoint or the stored trials, and seals it."
-        )
-    if not (folder / "provenance.json").exists():
-        yield "provenance.json is missing: the result will not say when the run was started."
-    if (folder / "checkpoint.pt").exists():
-        _require_checkpoint(folder / "checkpoint.pt")
-        yield "Its checkpoint is intact."
-    if (folder / "trials.sqlite3").exists():
-        from dpaudit.experiments.trials._store import count_rows  # noqa: PLC0415  # of black-box audits only
-
-        yield f"The {count_rows(folder / 'trials.sqlite3'):,} stored trials are intact."
-
-
-def _require_checkpoint(path: Path) -> None:
-    """Raise unless the checkpoint ends with its digest."""
-    try:
-        with open_file(path) as file:
-            require_digest(file)
-    except (OSError, ValueError) as error:
-        raise_if_machine(error, f"Cannot read {path}")
-        raise InputError(
-            f"Expected an intact checkpoint in {path}, but it is damaged; delete it to restart the run from "
-            "its first step with the same seeds."
-        ) from error
