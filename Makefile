@@ -34,7 +34,7 @@ test-long: .venv/.installed-dev ## run all tests, including long ones, with 40 s
 	DPAUDIT_TEST_LONG=1 $(bin)/python -m pytest $(distributed)
 
 test-faults: .venv/.installed-dev ## kill runs, workers and Ray, and fill disks; part of test-long
-	DPAUDIT_TEST_LONG=1 $(bin)/python -m pytest tests/faults
+	DPAUDIT_TEST_LONG=1 $(bin)/python -m pytest tests/robustness
 
 test-tensorflow: .venv-tensorflow/.installed ## run the tests with TF Privacy, which needs a separate environment
 	.venv-tensorflow/bin/python -m pytest tests_tensorflow

@@ -20,7 +20,7 @@ import torch
 from damage import forged
 
 from dpaudit import IncompleteError, InputError, _faults, _io
-from dpaudit.experiments import _directory, _seal, _verification
+from dpaudit.experiments import _directory, _seal
 from dpaudit.experiments.black_box import _canary
 from dpaudit.experiments.config import _load
 from dpaudit.experiments.trials import _store
@@ -276,7 +276,7 @@ def test_a_full_disk_behind_torch_is_a_fault_of_the_machine(tmp_path: Path) -> N
         (_directory, lambda path: _directory.restore(path, None, "run")),
         (_load, _load.load_config),
         (_seal, _seal._digest_of),
-        (_verification, _verification._require_checkpoint),
+        (_seal, _seal._require_checkpoint),
     ],
 )
 def test_a_disk_that_cannot_be_read_does_not_make_a_file_damaged(

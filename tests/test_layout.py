@@ -61,8 +61,8 @@ EXTENDED_CLASSES = {
 # the module that a benchmark measures
 PRIVATE_IN_BENCHMARKS = {
     "power.py": {
-        "dpaudit.experiments.black_box._final_model",
-        "dpaudit.experiments.black_box._final_model.OneRunAnalysis",
+        "dpaudit.experiments._black_box_analysis",
+        "dpaudit.experiments._black_box_analysis.OneRunAnalysis",
         "dpaudit.stats._one_run",
         "dpaudit.stats._one_run.too_many_correct",
         "dpaudit.stats._result",

@@ -42,7 +42,7 @@ OPEN_NOTHING = {
     ("cli/_exit_status.py", "_discard_output"),
     ("experiments/trials/_worker.py", "_descendants"),
     ("experiments/trials/_worker.py", "_open_marked"),
-    ("experiments/trials/_store.py", "_rows_of_copy"),
+    ("experiments/trials/_store.py", "_copied_rows"),
 }
 WRITERS = {
     "write_text",

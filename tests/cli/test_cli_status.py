@@ -47,7 +47,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
         ["reproduce", "regions", "--scale", "tiny", "--output", "out"],
         "dpaudit.experiments.reproduction._reproduce.FigureRun.measure",
     ),
-    "verify": (["verify", "."], "dpaudit.experiments._verification.verify_finished"),
+    "verify": (["verify", "."], "dpaudit.experiments._recompute.verify_finished"),
     "report": (["report", "."], "dpaudit.report.Report.read"),
     "demo": (["demo", "--output", "out"], "dpaudit.experiments.rehearse"),
     "completion": (["completion", "bash"], "dpaudit.cli._app.get_completion_script"),

@@ -19,12 +19,11 @@ from statistical_limits import count_range
 from dpaudit import InputError
 from dpaudit.experiments import Config, Running, parse_config, rehearse, run
 from dpaudit.experiments._build import load_data
+from dpaudit.experiments._recompute import verify
 from dpaudit.experiments._resolved import Resolved, resolve
-from dpaudit.experiments._verification import verify
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, _many_runs
 from dpaudit.experiments.black_box._canary import canaries_for
-from dpaudit.experiments.black_box._verdict import ManyRunsAnalysis
-from dpaudit.experiments.config import ExampleConfig, GivenConfig
+from dpaudit.experiments.config._schema import ExampleConfig, GivenConfig
 from dpaudit.experiments.trials import Finished, Group, Task
 from dpaudit.report import Format, Report, schema
 from dpaudit.stats import Observations
@@ -297,7 +296,7 @@ def test_failed_trials_are_told_and_count_against_the_audit(of_function: Make) -
     assert any(note.startswith(f"{values['num_failed']} of 40 trials failed") for note in values["notes"])
     perfect = values["largest_epsilon"]
     assert values["bound"]["epsilon"] == pytest.approx(perfect)  # scores are right where there are any
-    whole = ManyRunsAnalysis(of_function("train", CLAIM), runs(of_function("train", CLAIM)).resolved)
+    whole = runs(of_function("train", CLAIM)).analysis
     assert perfect < whole.largest(Observations(with_canary=np.ones(20), without_canary=np.zeros(20)))
 
 
@@ -368,12 +367,11 @@ def test_where_every_trial_fails_the_first_error_is_the_answer(of_function: Make
 @pytest.mark.long
 def test_too_many_failures_leave_no_verdict_but_a_violation(tiny: Make) -> None:
     config = tiny(CLAIM)
-    analysis = ManyRunsAnalysis(config, runs(config).resolved)
+    analysis = runs(config).analysis
     same = Observations(with_canary=np.arange(20.0), without_canary=np.arange(20.0))
     whole, none = analysis.values(same, []), analysis.values(same, range(20))
-    assert whole["verdict"] == "NO_VIOLATION"
     assert none["verdict"] == "UNDERPOWERED"
-    assert none["power"]["epsilon"] == "inf"
+    assert none["power"]["epsilon"] == "inf" != whole["power"]["epsilon"]
     assert none["largest_epsilon"] <= none["claim"]["epsilon"] < whole["largest_epsilon"]
     assert any("no trial fails" in note for note in analysis.values(same, [0])["notes"])
     apart = Observations(with_canary=np.arange(20.0) + 100, without_canary=np.arange(20.0))

@@ -11,8 +11,8 @@ from dpaudit.canaries import Adversarial, Blank, Constant, Crafted, Dirac, Misla
 from dpaudit.experiments import Config
 from dpaudit.experiments._build import Experiment, build, load_data, model_for
 from dpaudit.experiments._resolved import resolve
-from dpaudit.experiments.config import Digits, NamedModel, _schema
-from dpaudit.experiments.config._fields import Section
+from dpaudit.experiments.config import _schema
+from dpaudit.experiments.config._schema import Digits, NamedModel, Section
 from dpaudit.training import SGD, Adam, EndToEnd, FlipAndCrop, OneRun, TwoBatches
 from dpaudit.training.broken import ClippedAfterMean, FewSeeds, NoiseTooSmall, ShuffledBatches, Unclipped
 

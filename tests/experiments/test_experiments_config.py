@@ -12,7 +12,7 @@ import pytest
 
 from dpaudit import Adversarial, Crafted, InputError, ThreatModel
 from dpaudit.experiments import EXAMPLES, example, parse_config
-from dpaudit.experiments.config import AdversarialConfig, CanaryConfig, CraftedConfig, ManyRunsConfig
+from dpaudit.experiments.config._schema import AdversarialConfig, CanaryConfig, CraftedConfig, ManyRunsConfig
 
 BEGIN = 'output = "out"\nmodel = {name = "mlp"}\ndata = {name = "digits"}\n[training]\n'
 GOOD = BEGIN + "noise_multiplier = 1.0\nsample_rate = 0.1\nnum_steps = 10\n"

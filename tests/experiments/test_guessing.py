@@ -9,7 +9,7 @@ import pytest
 from statistical_limits import count_range, room
 
 from dpaudit.accounting import SubsampledGaussian
-from dpaudit.experiments.black_box._final_model import OneRunAnalysis
+from dpaudit.experiments._black_box_analysis import OneRunAnalysis
 from dpaudit.stats import Guesses
 from dpaudit.stats._one_run import guess_detection_rate, too_many_correct
 
@@ -39,7 +39,7 @@ def test_a_leak_is_detected_as_often_as_stated(number: int) -> None:
     found = [simulated(power.parameter, 5 * number, 500, rng) for _ in range(runs)]
 
     def refutes(count: int) -> bool:
-        return too_many_correct(replace(found[0], num_correct=count), CURVE, ANALYSIS._claimed, 0.05)
+        return too_many_correct(replace(found[0], num_correct=count), CURVE, ANALYSIS.claimed, 0.05)
 
     fewest = min(
         count

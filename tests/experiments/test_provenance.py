@@ -16,7 +16,7 @@ from digits_config import digits_config
 import dpaudit
 from dpaudit import _provenance
 from dpaudit.experiments import Progress, parse_config, run
-from dpaudit.experiments._verification import verify
+from dpaudit.experiments._recompute import verify
 from dpaudit.report import Format, Report
 
 SEED = 271828182845904523536

@@ -28,10 +28,10 @@ from dpaudit.experiments.reproduction import (
 )
 from dpaudit.experiments.reproduction._figure import CIFAR10, PURCHASE
 from dpaudit.experiments.reproduction._panels import kinds, only, values_of
-from dpaudit.experiments.reproduction._reproduce import DataLabels, FigureRun
+from dpaudit.experiments.reproduction._reproduce import FigureRun, relabeled
 from dpaudit.experiments.reproduction._simulation import simulate_counts
 from dpaudit.experiments.reproduction._trainings import PAPER_METHODS
-from dpaudit.experiments.reproduction.figures._first_steps import _bound
+from dpaudit.experiments.reproduction.figures._canary_studies import _bound
 from dpaudit.experiments.trials import Finished, Processes
 from dpaudit.stats import Fixed, Gaussian, JointExact, Observations, audit
 
@@ -279,8 +279,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path) -> None:
     found = tiny(name, folder)
     assert found.data == ("digits",)
-    labels = DataLabels(Data(embedded=True).stand_ins(found.figure.needs))
-    keys = labels.rows(found.figure.cells(found.settings))
+    stand_ins = Data(embedded=True).stand_ins(found.figure.needs)
+    keys = relabeled(found.figure.cells(found.settings), stand_ins)
     assert [key for key in keys if not _of_cell(found, key)] == []
     _require_kinds(found)
     shown = [one for panel in found.picture.panels for one in panel.series]

@@ -20,7 +20,7 @@ import numpy as np
 
 import dpaudit
 from dpaudit.accounting import SubsampledGaussian
-from dpaudit.experiments.black_box._final_model import OneRunAnalysis
+from dpaudit.experiments._black_box_analysis import OneRunAnalysis
 from dpaudit.recording import Recorder, WholeRunRecorder
 from dpaudit.stats import too_many_correct, unrefuted
 

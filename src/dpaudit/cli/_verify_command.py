@@ -12,7 +12,7 @@ from dpaudit.cli._exit_status import BAD_INPUT, Decided, printable
 from dpaudit.cli._options import Json
 
 if TYPE_CHECKING:  # imported when the command is called, so that the others start faster
-    from dpaudit.experiments._verification import Verification
+    from dpaudit.experiments._recompute import Verification
 
 
 _Runs = Annotated[list[Path], typer.Argument(metavar="DIR", help="Directories of runs.")]
@@ -27,10 +27,10 @@ def verify(*, runs: _Runs, as_json: Json = False) -> None:
     Exit status: 0 if all runs are sealed and consistent, 2 if a file has
     changed, a number does not follow, or a run is unfinished or unsealed.
     """
-    from dpaudit.experiments import _verification  # noqa: PLC0415
+    from dpaudit.experiments import _recompute  # noqa: PLC0415
 
     with working(f"Checking {len(runs)} {'run' if len(runs) == 1 else 'runs'}"):
-        found = [_verification.verify(path) for path in runs]
+        found = [_recompute.verify(path) for path in runs]
     is_accepted = all(one.status == "sealed" for one in found)
     if as_json:
         print_json({"accepted": is_accepted, "runs": [one.to_dict() for one in found]})

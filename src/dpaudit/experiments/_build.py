@@ -33,9 +33,9 @@ from dpaudit.canaries import (
 from dpaudit.errors import InputError
 from dpaudit.experiments._listener import Listener
 from dpaudit.experiments._resolved import Resolved
-from dpaudit.experiments.config import (
+from dpaudit.experiments.config import Config
+from dpaudit.experiments.config._schema import (
     AuditConfig,
-    Config,
     DataConfig,
     Digits,
     EndToEndConfig,
@@ -108,7 +108,6 @@ _WITH_TEST_PART: Mapping[str, Callable[..., Dataset]] = {"cifar10": cifar10, "id
 _WITHOUT_TEST_PART: Mapping[str, Callable[..., Dataset]] = {"purchase100": purchase100, "location": location}
 _TEST_SHARE = 6  # one example in six is for testing if the data have no test part
 _MIN_PIXELS = 8  # per side: convolutional networks halve the image repeatedly
-_PURCHASE_SIZES = 600, 100  # features and classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +216,7 @@ def model_for(config: ModelConfig, data: Dataset) -> Callable[[], nn.Module]:
     if config.name == "logistic-regression":
         return lambda: logistic_regression(features, classes)
     if config.name == "purchase-mlp":
-        _require((features, classes) == _PURCHASE_SIZES, config.name, "600 features and 100 classes", data)
+        _require((features, classes) == (600, 100), config.name, "600 features and 100 classes", data)
         return purchase_mlp
     images = len(data.shape) == 3 and min(data.shape[1:]) >= _MIN_PIXELS
     _require(images, config.name, f"images of at least {_MIN_PIXELS} x {_MIN_PIXELS} pixels", data)
@@ -291,8 +290,8 @@ def _all_data(config: DataConfig) -> tuple[Dataset, Dataset]:
     if isinstance(config, Random):
         for_test = config.num_test or -(-config.num_examples // (_TEST_SHARE - 1))
         total = config.num_examples + for_test
-        made = random_images(total, shape=config.shape, num_classes=config.num_classes, seed=config.seed)
-        return made.split(config.num_examples)
+        images = random_images(total, shape=config.shape, num_classes=config.num_classes, seed=config.seed)
+        return images.split(config.num_examples)
     if isinstance(config, Digits):
         return _split(digits(), config.num_examples)
     folder = _io.expanded(config.directory)

@@ -24,8 +24,9 @@ from dpaudit import _io, _provenance
 from dpaudit._faults import raise_if_machine
 from dpaudit._io import JsonCache, difference, open_file, read_json
 from dpaudit.errors import InputError
+from dpaudit.experiments._recompute import Verified, verify_finished
 from dpaudit.experiments._resolved import Resolved
-from dpaudit.experiments._run_analysis import SCORES_OF_MODES
+from dpaudit.experiments._run_analysis import RESULT_SCHEMA, SCORES_OF_MODES
 from dpaudit.experiments._seal import (
     MANIFEST,
     RUN_FILES,
@@ -38,9 +39,7 @@ from dpaudit.experiments._seal import (
     unseal,
     with_checksum,
 )
-from dpaudit.experiments._verification import PROVENANCE, Verified, verify_finished
 from dpaudit.experiments.config import Config
-from dpaudit.stats import SCHEMA_VERSION
 from dpaudit.training import Training
 
 _ARRAY = "numpy array"  # key that marks a tensor as a converted array
@@ -80,17 +79,17 @@ class RunDirectory:
         """Return the values that the run started with; None for a new run. Raise if the config differs."""
         stored = self._json.read("config")
         if stored is None:
-            if (name := self._other_file(f"{PROVENANCE}.json")) is not None:  # that is written first
+            if (name := self._other_file("provenance.json")) is not None:  # that is written first
                 raise InputError(
                     f"Expected an empty directory or that of a run, but there is {name} without a "
                     f"config.json in {self.path}; remove it or choose another output directory."
                 )
             return None
         stored = require_checksum(self._json.path("config"), stored)
-        found = difference(stored.get("config"), config.identity())
-        if found is not None:
+        changed = difference(stored.get("config"), config.identity())
+        if changed is not None:
             raise InputError(
-                f"Expected the config of the run in {self.path}, but {found}; choose another output "
+                f"Expected the config of the run in {self.path}, but {changed}; choose another output "
                 "directory."
             )
         return Resolved.from_dict(stored.get("resolved"), str(self._json.path("config")))
@@ -100,7 +99,7 @@ class RunDirectory:
         mode = config.audit.mode
         progress = ("canary.json", *STORE_FILES) if mode == "many-runs" else (self.checkpoint.name,)
         arrays = (f"{name}.npy" for name in SCORES_OF_MODES[mode])
-        written = "config.json", f"{PROVENANCE}.json", "result.json", f"{MANIFEST}.json"
+        written = "config.json", "provenance.json", "result.json", f"{MANIFEST}.json"
         if (name := self._other_file(*written, *progress, *arrays)) is not None:
             raise InputError(
                 f"Expected only files of this run in {self.path}, but there is {name}, which a run of mode "
@@ -112,7 +111,7 @@ class RunDirectory:
         self.note_start(is_new=True)
         values = {"config": config.identity(), "resolved": resolved.to_dict()}
         # private: it contains the seeds
-        self._json.write("config", with_checksum({"schema_version": SCHEMA_VERSION, **values}), private=True)
+        self._json.write("config", with_checksum({"schema_version": RESULT_SCHEMA, **values}), private=True)
 
     def note_start(self, *, is_new: bool = False) -> None:
         """Remove the seal and the result of an earlier end, and add this process to the provenance."""
@@ -120,16 +119,17 @@ class RunDirectory:
         unseal(self.path)
         _io.remove(self._json.path("result"))
         starts = _provenance.with_start(self._starts(), is_new=is_new)
-        self._json.write(PROVENANCE, with_checksum({"starts": starts}))
+        self._json.write("provenance", with_checksum({"starts": starts}))
 
     def seal_digest(self) -> str:
         """Return the digest of the manifest that this process has written."""
         return str(read_json(self._json.path(MANIFEST))["seal"])
 
     def _starts(self) -> list[Any]:
-        stored = self._json.read(PROVENANCE)
-        starts = {} if stored is None else require_checksum(self._json.path(PROVENANCE), stored, "delete it")
-        return list(starts.get("starts", []))
+        stored = self._json.read("provenance")
+        if stored is None:
+            return []
+        return list(require_checksum(self._json.path("provenance"), stored, "delete it").get("starts", []))
 
     def result(self) -> Verified | None:
         """Return the result of a finished run, checked and derived again; None if the run is not finished."""
@@ -150,9 +150,9 @@ class RunDirectory:
         """
         for name, array in arrays.items():
             _io.write(self.path / f"{name}.npy", lambda file, array=array: np.save(file, array))  # type: ignore[misc]
-        known = _provenance.of_run(self._starts(), resolved.digests(config), packages)
+        provenance = _provenance.of_run(self._starts(), resolved.digests(config), packages)
         # decides by which methods the numbers are derived again, without the config, which holds the seeds
-        values = {**result, "audit": config.identity()["audit"], PROVENANCE: known}
+        values = {**result, "audit": config.identity()["audit"], "provenance": provenance}
         self._json.write("result", values)
         seal(self.path)
         return values
@@ -225,7 +225,7 @@ def _damaged(path: Path) -> InputError:
 def _require_undamaged(file: BinaryIO) -> None:
     with zipfile.ZipFile(file) as packed:
         # torch does not compress: an entry that decompresses to more than its size is not from torch
-        _require(all(one.compress_type == zipfile.ZIP_STORED for one in packed.infolist()))
+        _require(all(entry.compress_type == zipfile.ZIP_STORED for entry in packed.infolist()))
         _require(packed.testzip() is None)  # torch itself does not verify the checksums
     file.seek(0)
 
@@ -248,13 +248,13 @@ def _as_tensors(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value))}
     if isinstance(value, Mapping):
-        return {key: _as_tensors(one) for key, one in value.items()}
-    return [_as_tensors(one) for one in value] if isinstance(value, list) else value
+        return {key: _as_tensors(item) for key, item in value.items()}
+    return [_as_tensors(item) for item in value] if isinstance(value, list) else value
 
 
 def _as_arrays(value: Any) -> Any:
     if isinstance(value, dict):
         if _ARRAY in value:
             return value[_ARRAY].numpy()
-        return {key: _as_arrays(one) for key, one in value.items()}
-    return [_as_arrays(one) for one in value] if isinstance(value, list) else value
+        return {key: _as_arrays(item) for key, item in value.items()}
+    return [_as_arrays(item) for item in value] if isinstance(value, list) else value

@@ -12,7 +12,8 @@ from typing import Any
 from dpaudit._provenance import digest, seed_digest
 from dpaudit.accounting import noise_for_epsilon
 from dpaudit.errors import InputError
-from dpaudit.experiments.config import Config, FunctionModel, TrainingConfig
+from dpaudit.experiments.config import Config
+from dpaudit.experiments.config._schema import FunctionModel, TrainingConfig
 from dpaudit.experiments.trials._trial_plan import source_digest, spawn_seed
 from dpaudit.training import Seeds
 from dpaudit.training.data import Dataset
@@ -24,7 +25,6 @@ _KINDS: dict[str, type | UnionType] = {
     "data_digest": str,
     "seed": int,
 }
-_AUDIT = 1  # the audit's branch of the seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Resolved:
     @property
     def audit_seed(self) -> int:
         """The seed of canaries and their membership, which must be independent of the training run."""
-        return spawn_seed(self.seed, _AUDIT)
+        return spawn_seed(self.seed, 1)  # branch 2 is that of trials
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -67,20 +67,20 @@ class Resolved:
     @classmethod
     def from_dict(cls, values: object, source: str = "the config.json of the run") -> Resolved:
         """Return the object that :meth:`to_dict` serialized; errors name ``source``."""
-        known = values if isinstance(values, Mapping) else {}
-        missing = [name for name in cls.__dataclass_fields__ if name not in known]
+        stored = values if isinstance(values, Mapping) else {}
+        missing = [name for name in cls.__dataclass_fields__ if name not in stored]
         if missing:
             raise InputError(
                 f"Expected {', '.join(missing)} in {source}, got none: the run was started by another "
                 "version of dpaudit; choose another output directory."
             )
         for name, kind in _KINDS.items():
-            if isinstance(known[name], bool) or not isinstance(known[name], kind):
+            if isinstance(stored[name], bool) or not isinstance(stored[name], kind):
                 raise InputError(
-                    f"Expected a valid {name} in {source}, got {type(known[name]).__name__}: the file was "
+                    f"Expected a valid {name} in {source}, got {type(stored[name]).__name__}: the file was "
                     "modified; choose another output directory."
                 )
-        return cls(**{name: known[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: stored[name] for name in cls.__dataclass_fields__})
 
 
 def resolve(config: Config, data: Dataset) -> Resolved:
@@ -122,11 +122,11 @@ def _code_digest(config: Config) -> str:
 
 def _digest(data: Dataset) -> str:
     """Return a hash of the examples."""
-    found = hashlib.sha256()
-    for part in (data.inputs, data.targets):
-        found.update(f"{part.dtype} {tuple(part.shape)}".encode())
-        found.update(part.contiguous().numpy().data)
-    return found.hexdigest()
+    hasher = hashlib.sha256()
+    for tensor in (data.inputs, data.targets):
+        hasher.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        hasher.update(tensor.contiguous().numpy().data)
+    return hasher.hexdigest()
 
 
 def _sample_rate(training: TrainingConfig, num_examples: int) -> float:

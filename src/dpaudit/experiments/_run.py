@@ -22,22 +22,14 @@ from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._listener import Listener, Progress, Running, ignore
 from dpaudit.experiments._loop import Trainable, Trained, summary, train
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data, resolve
-from dpaudit.experiments._run_analysis import method_names
+from dpaudit.experiments._run_analysis import RESULT_SCHEMA, method_names
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, run_many
-from dpaudit.experiments.config import Config, EndToEndConfig, ManyRunsConfig, PaperConfig
+from dpaudit.experiments.config import Config
+from dpaudit.experiments.config._schema import EndToEndConfig, ManyRunsConfig, PaperConfig
 from dpaudit.methods import examine
 from dpaudit.recording import WholeRunRecorder
-from dpaudit.stats import SCHEMA_VERSION, TradeOff
+from dpaudit.stats import TradeOff
 from dpaudit.training import OneRun
-
-_SHARED = (
-    "Gradients of input canaries overlap: a score depends on which other canaries were present. The bound "
-    "behind the verdict accounts for this; bounds from counts do not and are omitted."
-)
-_STOPPED = (
-    "The run was stopped at its first violation. The bound behind the verdict accounts for this; bounds from "
-    "counts, estimates and tests of the noise do not and are omitted."
-)
 
 
 @dataclass(frozen=True)
@@ -168,13 +160,13 @@ def _outcome(experiment: Trainable, trained: Trained) -> dict[str, Any]:
     """Return the verdict, all bounds, power, tests of the noise, accuracy and timing."""
     started = time.monotonic()
     values = experiment.values() if isinstance(experiment, FinalModel) else _bounds(experiment, trained)
-    return {"schema_version": SCHEMA_VERSION, **values, **summary(experiment, trained, started)}
+    return {"schema_version": RESULT_SCHEMA, **values, **summary(experiment, trained, started)}
 
 
 def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
     recorder = experiment.audit.recorder
     result, is_whole_run = recorder.audit(), isinstance(recorder, WholeRunRecorder)
-    found = examine(
+    comparison = examine(
         recorder.observations,
         delta=recorder.claim.delta,
         confidence=result.bound.confidence,
@@ -184,14 +176,20 @@ def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
         names=_names(experiment, trained),
         result=result,
     )
-    values = found.to_dict()
+    values = comparison.to_dict()
     if isinstance(recorder, WholeRunRecorder):
         values["one_run_bound"] = recorder.one_run_bound().to_dict()
     if trained.stopped_early:
-        values["notes"].append(_STOPPED)
+        values["notes"].append(
+            "The run was stopped at its first violation. The bound behind the verdict accounts for this; "
+            "bounds from counts, estimates and tests of the noise do not and are omitted."
+        )
         values["estimate"] = None
     elif _is_coupled(experiment):
-        values["notes"].append(_SHARED)
+        values["notes"].append(
+            "Gradients of input canaries overlap: a score depends on which other canaries were present. The "
+            "bound behind the verdict accounts for this; bounds from counts do not and are omitted."
+        )
     return values
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -22,32 +22,24 @@ from dpaudit._provenance import digest
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError
+from dpaudit.experiments._black_box_analysis import ManyRunsAnalysis, OneRunAnalysis, claim_values, no_claim
 from dpaudit.methods import MethodComparison, examine
 from dpaudit.recording._whole_run import WHOLE_RUN_RULE
 from dpaudit.stats import (
-    RUN,
-    STEP,
-    ApproximateDP,
+    SCHEMA_VERSION,
     Betting,
     Bound,
     Guesses,
-    HeldOut,
     Observations,
     Result,
-    Simultaneous,
-    ThresholdRule,
-    TradeOff,
     audit_recorded,
     audit_untuned,
-    default_method,
-    guessed_p_value,
-    lower_bound,
-    one_run_bound,
     one_run_fdp_bound,
-    plain,
     split_by_coins,
 )
 
+RESULT_SCHEMA: Final = SCHEMA_VERSION
+"""The version of the schema of ``result.json``."""
 SCORE_FILES: Final = {
     "scores": "f",
     "present": "b",
@@ -56,8 +48,6 @@ SCORE_FILES: Final = {
     "log_likelihood_ratios": "f",
 }
 """The files of scores and presence, with their dtype kinds."""
-THRESHOLD_RULES: Final[Mapping[str, ThresholdRule]] = {"simultaneous": Simultaneous(), "held-out": HeldOut()}
-"""The values of ``audit.threshold``."""
 RETRIED: Final = "all randomness of a training run comes from its seed: "
 """How the assumption begins under which failed training runs may be repeated."""
 SCORES_OF_MODES: Final = {
@@ -75,10 +65,7 @@ _CANARIES: Final[Mapping[str, Callable[..., canaries.GradientCanary]]] = {
     "random-direction": canaries.RandomDirection,
 }
 _BLACK_BOX, _INPUT = "black-box", "input"
-_BETTING = "f-DP(betting)"
-_MOST_STEPS = 10_000_000  # more are not planned by any run
-_MOST_KNOWN = 256  # analyses that are kept in memory
-_KNOWN: dict[str, RunAnalysis] = {}
+_analyses: dict[str, RunAnalysis] = {}
 
 
 def method_names(
@@ -88,14 +75,9 @@ def method_names(
     if stopped_early:  # the others assume a fixed number of observations
         return ()
     if is_coupled:
-        return () if requested is not None and _BETTING not in requested else (_BETTING,)
+        betting = "f-DP(betting)"
+        return () if requested is not None and betting not in requested else (betting,)
     return requested
-
-
-def no_claim(delta: float) -> dict[str, Any]:
-    """Return the values of the claim of a run without noise, which claims nothing."""
-    text = f"clipping without noise: no privacy, epsilon = inf at delta = {delta:g}"
-    return {"summary": text, "epsilon": "inf", "delta": delta, "parameter": "inf"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +94,8 @@ class StoredScores:
         expected = SCORES_OF_MODES.get(str(values.get("mode")))
         if expected is None:
             raise InputError(f"Expected mode to be one of {', '.join(SCORES_OF_MODES)}.")
-        found = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in SCORE_FILES.items()}
-        for name, array in found.items():
+        stored = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in SCORE_FILES.items()}
+        for name, array in stored.items():
             if array is None and name in expected:
                 raise InputError(
                     f"Expected {folder / name}.npy, from which the numbers of the run follow, but it is "
@@ -123,18 +105,18 @@ class StoredScores:
                 raise InputError(
                     f"Expected no {folder / name}.npy in a run of mode {values['mode']}; remove it."
                 )
-        arrays = {name: array for name, array in found.items() if array is not None}
+        arrays = {name: array for name, array in stored.items() if array is not None}
         return cls(arrays, values, audit)
 
     @cached_property
     def digest(self) -> str:
         """Digest of everything that a bound depends on besides its method."""
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         for name, array in self.arrays.items():
-            found.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            found.update(np.ascontiguousarray(array).data)
+            hasher.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            hasher.update(np.ascontiguousarray(array).data)
         keys = "mode", "threat_model", "noise_multiplier", "sample_rate", "num_steps", "delta"
-        return found.hexdigest() + digest([self.canary, [self.values.get(key) for key in keys]])
+        return hasher.hexdigest() + digest([self.canary, [self.values.get(key) for key in keys]])
 
     @property
     def canary(self) -> Mapping[str, Any]:
@@ -178,8 +160,8 @@ class StoredScores:
 
     def num_counted(self, num_steps: int) -> int:
         """Return how many of the first steps count for the bound."""
-        if not 0 < num_steps <= _MOST_STEPS:
-            raise InputError(f"Expected a number of steps in [1, {_MOST_STEPS:,}], got {num_steps!s:.40}.")
+        if not 0 < num_steps <= 10_000_000:  # more are not planned by any run
+            raise InputError(f"Expected a number of steps in [1, 10,000,000], got {num_steps!s:.40}.")
         canary = self._gradients
         return num_steps if canary is None else sum(map(canary.is_counted, range(num_steps)))
 
@@ -188,15 +170,15 @@ class StoredScores:
         """The scores that count for the bound."""
         if "with_canary" in self.arrays:
             present, absent = self.arrays["with_canary"], self.arrays["without_canary"]
-            return Observations(with_canary=present, without_canary=absent, scores_of=RUN)
+            return Observations(with_canary=present, without_canary=absent, scores_of="run")
         present = self.arrays["present"]
         if "log_likelihood_ratios" in self.arrays:
-            return Observations.from_presence(self.arrays["log_likelihood_ratios"], present, scores_of=RUN)
+            return Observations.from_presence(self.arrays["log_likelihood_ratios"], present, scores_of="run")
         scores = self.arrays["scores"]
         if scores.ndim != 2:
             raise InputError(f"Expected scores of steps x canaries, got shape {scores.shape}.")
         if self.values["mode"] == "paper":
-            return Observations.from_presence(scores, present, normalized=True, paired=True, scores_of=STEP)
+            return Observations.from_presence(scores, present, normalized=True, paired=True, scores_of="step")
         # as in the score log of a recorder
         if (canary := self._gradients) is not None:
             steps = [index for index in range(len(scores)) if canary.is_counted(index)]
@@ -230,41 +212,36 @@ class RunAnalysis:
     """Further numbers of this mode."""
 
     @classmethod
-    def of(cls, found: MethodComparison, result: Result, **options: Any) -> RunAnalysis:
+    def of(cls, comparison: MethodComparison, result: Result, **options: Any) -> RunAnalysis:
         """Return the analysis with this verdict and the bounds of all methods."""
         shown = result.claim
-        claim = {
-            "summary": shown.summary,
-            "epsilon": plain(shown.epsilon),
-            "delta": shown.delta,
-            "parameter": plain(result.hypothesis.parameter),
-            "parts": [part.to_dict() for part in shown.parts],
-        }
-        common = _compared(found)
+        claim = claim_values(shown.summary, shown.epsilon, shown.delta, result.hypothesis.parameter)
+        claim["parts"] = [source.to_dict() for source in shown.parts]
+        common = _compared(comparison)
         return cls(
             claim=claim, bound=result.bound, refutes=bool(result.refuted), result=result, **common, **options
         )
 
 
-def _compared(found: MethodComparison) -> dict[str, Any]:
-    sides = found.observations.with_canary, found.observations.without_canary
+def _compared(comparison: MethodComparison) -> dict[str, Any]:
+    sides = comparison.observations.with_canary, comparison.observations.without_canary
     return {
-        "confidence": found.confidence,
-        "methods": [row.to_dict() for row in found.rows],
+        "confidence": comparison.confidence,
+        "methods": [row.to_dict() for row in comparison.rows],
         "shapes": {"with_canary": list(sides[0].shape), "without_canary": list(sides[1].shape)},
-        "is_reversed": found.is_reversed,
+        "is_reversed": comparison.is_reversed,
     }
 
 
 def analyze(scores: StoredScores) -> RunAnalysis:
     """Compute bounds and verdict as the run did; the latest results are kept in memory."""
-    kept = scores.values.get("stopped_early"), scores.values.get("num_failed")
-    key = digest([scores.digest, scores.audit, kept])
-    if key not in _KNOWN:
-        if len(_KNOWN) >= _MOST_KNOWN:
-            _KNOWN.clear()
-        _KNOWN[key] = _analyze(scores)
-    return _KNOWN[key]
+    outcome = scores.values.get("stopped_early"), scores.values.get("num_failed")
+    key = digest([scores.digest, scores.audit, outcome])
+    if key not in _analyses:
+        if len(_analyses) >= 256:
+            _analyses.clear()
+        _analyses[key] = _analyze(scores)
+    return _analyses[key]
 
 
 def _analyze(scores: StoredScores) -> RunAnalysis:
@@ -294,8 +271,8 @@ def _steps(scores: StoredScores, claim: Claim) -> RunAnalysis:
     names = method_names(
         table["methods"], is_coupled=scores.is_coupled, stopped_early=values.get("stopped_early") is True
     )
-    found = _examined(scores, claim, level, tradeoff=curve, names=names, result=result)
-    return RunAnalysis.of(found, result, tests=tests)
+    comparison = _examined(scores, claim, level, tradeoff=curve, names=names, result=result)
+    return RunAnalysis.of(comparison, result, tests=tests)
 
 
 def _whole_run(scores: StoredScores, claim: Claim) -> RunAnalysis:
@@ -306,13 +283,13 @@ def _whole_run(scores: StoredScores, claim: Claim) -> RunAnalysis:
     result = audit_recorded(
         scores.observations, claim=claim, confidence=level, tradeoff=curve, threshold=WHOLE_RUN_RULE
     )
-    found = _examined(
+    comparison = _examined(
         scores, claim, level, tradeoff=curve, threshold=0.0, names=table["methods"], result=result
     )
     looser = one_run_fdp_bound(
         scores.guesses(None), tradeoff=curve, delta=claim.delta, confidence=table["confidence"]
     )
-    return RunAnalysis.of(found, result, tests=tests, more={"one_run_bound": looser.to_dict()})
+    return RunAnalysis.of(comparison, result, tests=tests, more={"one_run_bound": looser.to_dict()})
 
 
 def _examined(scores: StoredScores, claim: Claim | None, level: float, **options: Any) -> MethodComparison:
@@ -322,63 +299,45 @@ def _examined(scores: StoredScores, claim: Claim | None, level: float, **options
 
 def _final_model(scores: StoredScores, claim: Claim) -> RunAnalysis:
     """Return the analysis of a final model, with guesses on all of its canaries."""
-    curve, guesses = claim.training, scores.guesses(scores.audit.get("num_guesses"))
-    assert curve is not None  # of a claim about DP-SGD
-    level = {"delta": claim.delta, "confidence": scores.audit["confidence"]}
-    bound = one_run_fdp_bound(guesses, tradeoff=curve, **level)
-    rows = {"f-DP(one-run)": bound, "(eps,delta)(one-run)": one_run_bound(guesses, **level)}
-    claimed, num_present = 1 / scores.values["noise_multiplier"], int(scores.arrays["present"].sum())
-    summary = {"summary": claim.summary, "epsilon": plain(claim.epsilon), "delta": claim.delta}
+    guesses = scores.guesses(scores.audit.get("num_guesses"))
+    assert claim.training is not None  # of a claim about DP-SGD
+    analysis = OneRunAnalysis(
+        noise_multiplier=scores.values["noise_multiplier"],
+        curve=claim.training,
+        delta=claim.delta,
+        confidence=scores.audit["confidence"],
+    )
+    bound, values = analysis.bound(guesses), analysis.recomputable(guesses)
+    num_present = int(scores.arrays["present"].sum())
     return RunAnalysis(
-        claim={**summary, "parameter": claimed},
+        claim=values["claim"],
         bound=bound,
-        refutes=bound.parameter > claimed,
-        confidence=level["confidence"],
-        more={"p_value": guessed_p_value(guesses, curve, claimed)},
-        methods=[{"name": name, **row.to_dict(), "training_epsilon": None} for name, row in rows.items()],
+        refutes=bound.parameter > analysis.claimed,
+        confidence=analysis.confidence,
+        more={"p_value": values["p_value"]},
+        methods=values["methods"],
         shapes={"with_canary": [num_present], "without_canary": [guesses.num_canaries - num_present]},
     )
 
 
 def _many_runs(scores: StoredScores) -> RunAnalysis:
     """Return the analysis of one score per training run; failed ones count as errors."""
-    table, claim, level = scores.audit, scores.claim, scores.audit["confidence"]
-    name = table.get("threshold")
-    rule = None if name is None else THRESHOLD_RULES[name]
-    if claim is None:
-        found = _examined(scores, None, level, names=table["methods"])
-        bound = _default_bound(scores, ApproximateDP(scores.values["delta"]), rule, scores.observations)
-        unclaimed = no_claim(scores.values["delta"])
-        return RunAnalysis(claim=unclaimed, bound=bound, refutes=None, **_compared(found))
-    curve = claim.training
-    assert curve is not None  # of a claim about DP-SGD
-    result = audit_recorded(
-        scores.observations, claim=claim, confidence=level, tradeoff=curve, threshold=rule
-    )
-    if scores.values.get("num_failed"):
-        best = _default_bound(scores, curve, rule, _without_errors(scores))
-        is_too_weak = best.parameter <= result.hypothesis.parameter
-        if is_too_weak and not result.refuted:
-            result = replace(result, is_blind=True)
-    found = _examined(scores, claim, level, tradeoff=curve, names=table["methods"], result=result)
-    return RunAnalysis.of(found, result)
-
-
-def _default_bound(
-    scores: StoredScores, curve: TradeOff, rule: ThresholdRule | None, observations: Observations
-) -> Bound:
-    inference, chosen = default_method(observations, curve, None, rule)
-    return lower_bound(
-        observations,
+    analysis = ManyRunsAnalysis(
+        claim=scores.claim,
         delta=scores.values["delta"],
         confidence=scores.audit["confidence"],
-        tradeoff=curve,
-        inference=inference,
-        threshold=chosen,
+        threshold=scores.audit.get("threshold"),
+        methods=scores.audit["methods"],
     )
+    has_failures = scores.claim is not None and scores.values.get("num_failed")
+    comparison = analysis.compare(scores.observations, _flawless(scores) if has_failures else None)
+    if comparison.result is not None:
+        return RunAnalysis.of(comparison, comparison.result)
+    bound, claim = analysis.bound(scores.observations), no_claim(analysis.delta)
+    return RunAnalysis(claim=claim, bound=bound, refutes=None, **_compared(comparison))
 
 
-def _without_errors(scores: StoredScores) -> Observations:
+def _flawless(scores: StoredScores) -> Observations:
     """Return the scores of an attack that errs only on failed trials; raise if their number differs.
 
     A failed trial has the number next to the lowest score if the canary is present, and next to the highest

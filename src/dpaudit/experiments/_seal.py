@@ -3,7 +3,7 @@
 ``seal`` writes it, ``check_seal`` compares the files with it. Files of an unfinished run carry their own
 checksum: :func:`with_checksum` for JSON, :class:`HashingWriter` for a checkpoint. A seal detects damage and
 careless edits. Whoever edits a file can also write a new manifest, so the numbers are derived again from the
-scores (``_derivation.py``), and the digest of the seal can be published with a result.
+scores (``_recompute.py``), and the digest of the seal can be published with a result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -26,9 +26,8 @@ from dpaudit.errors import InputError
 MANIFEST: Final = "manifest"
 SCHEMA_VERSION = 1
 CHECKSUM: Final = "checksum"  # key of a JSON file that was written by with_checksum
-_STORE = "trials.sqlite3"
-# what a killed process leaves beside the store, and the copy of a damaged one; all have the rows of trials
-STORE_FILES: Final = tuple(f"{_STORE}{end}" for end in ("", "-journal", "-wal", "-shm", ".damaged"))
+# the store of trials, and what a killed process leaves beside it
+STORE_FILES: Final = tuple(f"trials.sqlite3{end}" for end in ("", "-journal", "-wal", "-shm"))
 # files that hold seeds, which are removed before a run is published
 PRIVATE_FILES: Final = ("config.json", "checkpoint.pt", *STORE_FILES)
 # all files that dpaudit reads from the directory of a run; reports are made from them and not sealed
@@ -45,8 +44,6 @@ RUN_FILES: Final = (
     "log_likelihood_ratios.npy",
     "result.json",
 )
-_REPORTS = ("report.html", "report.md", "report.json")
-_HEX = 64  # digits of a SHA-256
 _CHUNK = 1 << 20
 _TRAILER: Final = b"\ndpaudit sha256 "  # followed by the digest of everything before it
 _AGAIN = "restore it, or repeat `dpaudit run` without result.json to derive the result and a new seal"
@@ -97,7 +94,7 @@ def check_seal(folder: Path) -> Seal | None:
     """Compare all files with the manifest; return None if there is none. Raise on the first that differs."""
     if not is_sealed(folder):
         return None
-    files, found = _read_manifest(folder)
+    files, digest_of_manifest = _read_manifest(folder)
     absent = []
     for name in RUN_FILES:
         path = folder / name
@@ -110,10 +107,14 @@ def check_seal(folder: Path) -> Seal | None:
                 f"Expected no {name} in {folder}, because the run was sealed without it, but it was added "
                 "later; remove it."
             )
-    known = {*RUN_FILES, *_REPORTS, f"{MANIFEST}.json"}
-    names = [one.name for one in folder.iterdir()]
-    uncovered = sorted(one for one in names if one not in known and not one.startswith("."))
-    return Seal(found, tuple(absent), tuple(uncovered))
+    return Seal(digest_of_manifest, tuple(absent), _uncovered(folder))
+
+
+def _uncovered(folder: Path) -> tuple[str, ...]:
+    """Return the names of files that are neither part of a run nor reports."""
+    expected = {*RUN_FILES, f"{MANIFEST}.json", "report.html", "report.md", "report.json"}
+    names = (path.name for path in folder.iterdir())
+    return tuple(sorted(name for name in names if name not in expected and not name.startswith(".")))
 
 
 def _read_manifest(folder: Path) -> tuple[Mapping[str, Any], str]:
@@ -164,15 +165,15 @@ def _require_file(path: Path, otherwise: str = _AGAIN) -> None:
 
 
 def _digest_of(path: Path) -> str:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     try:
         with open_file(path) as file:
             while piece := file.read(_CHUNK):
-                found.update(piece)
+                hasher.update(piece)
     except OSError as error:
         raise_if_machine(error, f"Cannot read {path}")
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
-    return found.hexdigest()
+    return hasher.hexdigest()
 
 
 def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,13 +189,13 @@ def require_checksum(
     path: Path, values: Mapping[str, Any], otherwise: str = "choose another output directory"
 ) -> dict[str, Any]:
     """Return the values without their checksum; raise if it differs or is missing."""
-    kept = {key: value for key, value in values.items() if key != CHECKSUM}
-    if values.get(CHECKSUM) != digest(kept):
+    content = {key: value for key, value in values.items() if key != CHECKSUM}
+    if values.get(CHECKSUM) != digest(content):
         reason = "its checksum differs" if CHECKSUM in values else "it has no checksum"
         raise InputError(
             f"Expected {path} to be as the run wrote it, but {reason}; restore it or {otherwise}."
         )
-    return kept
+    return content
 
 
 class HashingWriter:
@@ -219,17 +220,58 @@ class HashingWriter:
 
 def require_digest(file: BinaryIO) -> None:
     """Raise ``ValueError`` unless the file ends with the digest of everything before it."""
-    length = len(_TRAILER) + _HEX
+    length = len(_TRAILER) + 64  # digits of a SHA-256
     size = file.seek(0, os.SEEK_END) - length
     file.seek(max(size, 0))
     end = file.read(length)
     file.seek(0)
     if size < 0 or not end.startswith(_TRAILER):
         raise ValueError("there is no digest")
-    found, left = hashlib.sha256(), size
+    hasher, left = hashlib.sha256(), size
     while piece := file.read(min(_CHUNK, left)):
-        found.update(piece)
+        hasher.update(piece)
         left -= len(piece)
     file.seek(0)
-    if found.hexdigest().encode() != end.removeprefix(_TRAILER):
+    if hasher.hexdigest().encode() != end.removeprefix(_TRAILER):
         raise ValueError("the digest differs")
+
+
+def check_unfinished(folder: Path) -> Iterator[str]:
+    """Check all files that a run is resumed from; yield what is stored."""
+    if not (folder / "config.json").exists():
+        raise InputError(
+            f"Expected {folder} to be the directory of a run, but there is neither a manifest.json nor a "
+            "config.json."
+        )
+    require_files(folder)
+    for name in ("config.json", "provenance.json", "canary.json"):
+        if (folder / name).exists():
+            require_checksum(folder / name, read_json(folder / name))
+    if (folder / "result.json").exists():
+        yield (
+            "There is no manifest.json: the run was interrupted before it was sealed, or the manifest was "
+            "removed. Its result.json was not checked; the same dpaudit run command computes it again from "
+            "the checkpoint or the stored trials, and seals it."
+        )
+    if not (folder / "provenance.json").exists():
+        yield "provenance.json is missing: the result will not say when the run was started."
+    if (folder / "checkpoint.pt").exists():
+        _require_checkpoint(folder / "checkpoint.pt")
+        yield "Its checkpoint is intact."
+    if (folder / "trials.sqlite3").exists():
+        from dpaudit.experiments.trials._store import count_rows  # noqa: PLC0415  # of black-box audits only
+
+        yield f"The {count_rows(folder / 'trials.sqlite3'):,} stored trials are intact."
+
+
+def _require_checkpoint(path: Path) -> None:
+    """Raise unless the checkpoint ends with its digest."""
+    try:
+        with open_file(path) as file:
+            require_digest(file)
+    except (OSError, ValueError) as error:
+        raise_if_machine(error, f"Cannot read {path}")
+        raise InputError(
+            f"Expected an intact checkpoint in {path}, but it is damaged; delete it to restart the run from "
+            "its first step with the same seeds."
+        ) from error

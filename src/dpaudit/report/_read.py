@@ -18,9 +18,9 @@ from dpaudit import _io
 from dpaudit._io import LARGEST_ARRAY, read_array, read_json
 from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import InputError
+from dpaudit.experiments._recompute import remarks_on
 from dpaudit.experiments._run_analysis import SCORE_FILES
 from dpaudit.experiments._seal import check_seal, require_checksum
-from dpaudit.experiments._verification import PROVENANCE, remarks_on
 from dpaudit.report._plot_data import PlotData, drawable, rebuilt_hypothesis
 from dpaudit.report._run import ClaimSummary, MethodBound, Run, flattened, printable
 from dpaudit.stats import (
@@ -77,7 +77,7 @@ def _read(folder: Path, name: str | None, remarks_on: Callable[..., tuple[str, .
             hypothesis=rebuilt_hypothesis(values, tradeoff, run.claim.parameter),
             in_order=counted != "canary",  # canaries of one run have no order in time
         )
-        provenance = _section(values, PROVENANCE)
+        provenance = _section(values, "provenance")
         versions = _versions(provenance)
     return replace(
         run,

@@ -26,7 +26,7 @@ from dpaudit._types import BoolArray
 from dpaudit.canaries import Blank, Mislabelled
 from dpaudit.errors import InputError
 from dpaudit.experiments._seal import require_checksum, with_checksum
-from dpaudit.experiments.config import ClipBkdConfig, ExampleConfig, GivenConfig, PretrainedConfig
+from dpaudit.experiments.config._schema import ClipBkdConfig, ExampleConfig, GivenConfig, PretrainedConfig
 from dpaudit.experiments.trials._trial_plan import spawn_seed
 from dpaudit.training import initialize
 from dpaudit.training.data import Dataset, HeldOutData, as_inputs
@@ -36,7 +36,6 @@ from dpaudit.training.gradients import cross_entropy
 Build = Callable[[], nn.Module]
 
 _CANARY, _WEIGHTS, _COINS = 1, 2, 3  # branches of the audit's seed
-_FILE = "canary.json"
 _EXAMPLES = {"blank": Blank, "mislabelled": Mislabelled}
 
 
@@ -74,12 +73,12 @@ class SharedCanary:
     def write(self, folder: Path, run: str) -> None:
         """Write the file to the directory of the run with this digest."""
         values = with_checksum({**self.to_dict(), "run": run})
-        _io.write_text(folder / _FILE, json.dumps(values, allow_nan=False) + "\n")
+        _io.write_text(folder / "canary.json", json.dumps(values, allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, folder: Path, run: str) -> SharedCanary | None:
         """Return the shared canary of the run with this digest; None if the run has not started."""
-        path = folder / _FILE
+        path = folder / "canary.json"
         if not path.exists():
             return None
         try:
@@ -177,9 +176,9 @@ def _given(config: GivenConfig, held_out: HeldOutData) -> Example:
             f"Expected audit.canary.index={config.index} to be less than {len(held_out)}, the number of "
             "held-out examples."
         )
-    own = int(held_out.targets[config.index])
-    found = Example(held_out.inputs[config.index], own if config.target is None else config.target)
-    return _checked(found, held_out)
+    target = int(held_out.targets[config.index])
+    example = Example(held_out.inputs[config.index], target if config.target is None else config.target)
+    return _checked(example, held_out)
 
 
 def _checked(example: Example, held_out: HeldOutData) -> Example:

@@ -1,7 +1,4 @@
-"""Black-box audit of one training run: the membership of many canaries is guessed from the final model.
-
-:class:`FinalModel` trains and scores; :class:`OneRunAnalysis` computes bounds, verdict and power.
-"""
+"""Black-box audit of one training run: the membership of many canaries is guessed from the final model."""
 
 from __future__ import annotations
 
@@ -15,28 +12,19 @@ import torch
 from torch import nn
 
 from dpaudit._types import BoolArray, FloatArray
-from dpaudit.accounting import Claim, SubsampledGaussian
+from dpaudit.accounting import SubsampledGaussian
 from dpaudit.errors import InputError
+from dpaudit.experiments._black_box_analysis import OneRunAnalysis
 from dpaudit.experiments._build import device_of, mechanism_of, model_for, settings_of, split_held_out
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.black_box._canary import canaries_for, first_model, first_weights, sample_membership
-from dpaudit.experiments.config import Config, ExampleConfig, GivenConfig, OneRunConfig
-from dpaudit.stats import (
-    GuessDesign,
-    Guesses,
-    Power,
-    Verdict,
-    guessed_p_value,
-    one_run_bound,
-    one_run_fdp_bound,
-    plain,
-    unrefuted,
-)
+from dpaudit.experiments.config import Config
+from dpaudit.experiments.config._schema import ExampleConfig, GivenConfig, OneRunConfig
+from dpaudit.stats import Guesses
 from dpaudit.training import Training
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble import Score, log_odds, negative_loss
 
-_PROBABILITY = 0.8  # probability of detection at which the power is stated
 SCORES: Mapping[str, Score] = {"log-odds": log_odds, "loss": negative_loss}
 
 
@@ -121,8 +109,13 @@ class FinalModel:
 
 def _with_canaries(train: Dataset, canaries: Dataset, present: BoolArray) -> Dataset:
     """Return the data followed by the present canaries."""
-    own, added = train.at(torch.arange(len(train))), canaries.at(torch.from_numpy(np.flatnonzero(present)))
-    inputs, targets = (torch.cat([one, other.to(one)]) for one, other in zip(own, added, strict=True))
+    examples, added = (
+        train.at(torch.arange(len(train))),
+        canaries.at(torch.from_numpy(np.flatnonzero(present))),
+    )
+    inputs, targets = (
+        torch.cat([tensor, other.to(tensor)]) for tensor, other in zip(examples, added, strict=True)
+    )
     return Dataset(inputs, targets, train.num_classes)
 
 
@@ -135,81 +128,6 @@ def _scores(model: nn.Module, canaries: Dataset, score: str | None) -> FloatArra
         logits = model(inputs).cpu()
     model.train(was_training)
     score_one = SCORES[score or "log-odds"]
-    found = [score_one(row[None], int(target))[0] for row, target in zip(logits, targets.cpu(), strict=True)]
-    values: FloatArray = torch.stack(found).double().nan_to_num(nan=torch.finfo(torch.float32).min).numpy()
+    scores = [score_one(row[None], int(target))[0] for row, target in zip(logits, targets.cpu(), strict=True)]
+    values: FloatArray = torch.stack(scores).double().nan_to_num(nan=torch.finfo(torch.float32).min).numpy()
     return values
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneRunAnalysis:
-    """Two bounds that are valid for canaries in the same training run, and a verdict based on the second.
-
-    The first makes no assumption about the mechanism (Steinke et al. 2023); the second assumes the trade-off
-    curve of the claimed training (Mahloujifar et al. 2024).
-    """
-
-    noise_multiplier: float
-    curve: SubsampledGaussian
-    delta: float
-    confidence: float
-
-    @property
-    def _claim(self) -> Claim:
-        return Claim.dpsgd(
-            noise_multiplier=self.noise_multiplier,
-            sample_rate=self.curve.sample_rate,
-            num_steps=self.curve.num_steps,
-            delta=self.delta,
-        )
-
-    def values(self, guesses: Guesses) -> dict[str, Any]:
-        """Return the result as plain values."""
-        universal = one_run_bound(guesses, delta=self.delta, confidence=self.confidence)
-        bound = one_run_fdp_bound(guesses, tradeoff=self.curve, delta=self.delta, confidence=self.confidence)
-        claim, power = self._claim, self._power(guesses)
-        refutes = bound.parameter > self._claimed
-        verdict = Verdict.VIOLATION if refutes else unrefuted(power, claim.epsilon, self._claimed)
-        rows = {"f-DP(one-run)": bound, "(eps,delta)(one-run)": universal}
-        return {
-            "verdict": verdict.name,
-            "sentence": verdict.value,
-            "p_value": guessed_p_value(guesses, self.curve, self._claimed),
-            "claim": {
-                "summary": claim.summary,
-                "epsilon": plain(claim.epsilon),
-                "delta": self.delta,
-                "parameter": self._claimed,
-            },
-            "bound": bound.to_dict(),
-            "power": power.to_dict(),
-            **(
-                {} if refutes else {"attack_power": self._power(guesses, self._efficiency(guesses)).to_dict()}
-            ),
-            "not_covered": [],
-            "delta": self.delta,
-            "confidence": self.confidence,
-            "notes": [],
-            "methods": [
-                {"name": name, **row.to_dict(), "training_epsilon": None} for name, row in rows.items()
-            ],
-        }
-
-    @property
-    def _claimed(self) -> float:
-        return 1 / self.noise_multiplier
-
-    def _power(self, guesses: Guesses, efficiency: float | None = None) -> Power:
-        """Return the power of guesses by log-likelihood ratios, or by a share of their signal."""
-        design = self._design(guesses)
-        if efficiency is not None:
-            design = design.weakened(efficiency)
-        leak = design.smallest_leak(self._claimed, _PROBABILITY)
-        hypothesis, is_ideal = self._claim.hypothesis(self.curve), efficiency is None
-        return Power.of(leak, hypothesis, _PROBABILITY, is_ideal=is_ideal, efficiency=efficiency)
-
-    def _design(self, guesses: Guesses) -> GuessDesign:
-        return GuessDesign(guesses, self.curve, self.delta, 1 - self.confidence)
-
-    def _efficiency(self, guesses: Guesses) -> float:
-        """Return the share of the signal of log-likelihood ratios that the guesses show."""
-        return self._design(guesses).efficiency(self._claimed)

@@ -17,7 +17,9 @@ import torch
 from torch import nn
 
 from dpaudit import _io
+from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
+from dpaudit.experiments._black_box_analysis import ManyRunsAnalysis
 from dpaudit.experiments._build import (
     device_of,
     load_data,
@@ -29,12 +31,11 @@ from dpaudit.experiments._build import (
 from dpaudit.experiments._directory import RunDirectory, run_digest
 from dpaudit.experiments._listener import Listener, Running
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data
-from dpaudit.experiments._run_analysis import RETRIED
+from dpaudit.experiments._run_analysis import RESULT_SCHEMA, RETRIED
 from dpaudit.experiments.black_box._canary import SharedCanary, canary_for, first_weights
 from dpaudit.experiments.black_box._final_model import SCORES
-from dpaudit.experiments.black_box._verdict import ManyRunsAnalysis
-from dpaudit.experiments.config import (
-    Config,
+from dpaudit.experiments.config import Config
+from dpaudit.experiments.config._schema import (
     FunctionModel,
     ManyRunsConfig,
     PoolConfig,
@@ -57,17 +58,14 @@ from dpaudit.experiments.trials import (
     log_odds,
     run_trials,
 )
-from dpaudit.stats import SCHEMA_VERSION, Observations
+from dpaudit.stats import Observations
 from dpaudit.training import accuracy
 from dpaudit.training.data import Dataset, HeldOutData
 from dpaudit.training.ensemble import Ensemble
 from dpaudit.training.ensemble._models import joined
 from dpaudit.training.gradients import num_parameters
 
-_PAUSE_SECONDS = 5.0  # pause between two running bounds
-_PAUSE_RATIO = 20  # pause relative to the time a bound takes, because workers get no work meanwhile
-_MIN_SCORES = 20  # needed for a running bound
-_RETRIED = RETRIED + "{:,} training runs that had failed were repeated"
+_PAUSE_SECONDS = 5.0  # between two running bounds
 
 
 def run_many(
@@ -90,7 +88,7 @@ def run_many(
     )
     begin()
     runs.shared.write(directory.path, run)
-    analysis = ManyRunsAnalysis(runs.config, runs.resolved)
+    analysis = runs.analysis
     estimates = _RunningBound(analysis, listener)
     listener.message("Training")
     with Store(directory.path, plan) as store:
@@ -119,12 +117,14 @@ class _RunningBound:
 
     def update(self, progress: TrialProgress) -> None:
         self.progress, now = progress, time.monotonic()
-        if now >= self._due and progress.num_done >= _MIN_SCORES and progress.num_left > 0:
+        if now >= self._due and progress.num_done >= 20 and progress.num_left > 0:
             if (observations := progress.observations) is not None:
                 self._epsilon = self._analysis.bound(observations).epsilon
             ended = time.monotonic()
-            self._due = ended + max(_PAUSE_SECONDS, _PAUSE_RATIO * (ended - now))
-        claimed = self._analysis.claimed_epsilon
+            # 20 times as long as a bound takes, because workers get no work meanwhile
+            self._due = ended + max(_PAUSE_SECONDS, 20 * (ended - now))
+        claim = self._analysis.claim
+        claimed = None if claim is None else claim.epsilon
         self._listener.trials(Running(progress=progress, epsilon=self._epsilon, claimed=claimed))
 
 
@@ -139,13 +139,14 @@ def _outcome(
     started = time.monotonic()
     values = analysis.values(observations, done.failures)
     if done.num_retried and runs.build is None:
-        values["bound"]["assumptions"].append(_RETRIED.format(done.num_retried))
+        repeated = f"{done.num_retried:,} training runs that had failed were repeated"
+        values["bound"]["assumptions"].append(f"{RETRIED}{repeated}")
     notes = [*values["notes"], *done.remarks]
     if done.failure_summary is not None:
         notes.append(done.failure_summary)
     speed = last.models_per_second
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": RESULT_SCHEMA,
         **values,
         "notes": notes,
         "mode": runs.audit.mode,
@@ -199,6 +200,25 @@ class ManyRuns:
         """The audit table of the config."""
         assert isinstance(self.config.audit, ManyRunsConfig)
         return self.config.audit
+
+    @cached_property
+    def analysis(self) -> ManyRunsAnalysis:
+        """The analysis of the scores, which claims nothing without noise."""
+        training, claim = self.config.training, None
+        if self.resolved.noise_multiplier > 0:
+            claim = Claim.dpsgd(
+                noise_multiplier=self.resolved.noise_multiplier,
+                sample_rate=self.resolved.sample_rate,
+                num_steps=training.num_steps,
+                delta=training.delta,
+            )
+        return ManyRunsAnalysis(
+            claim=claim,
+            delta=training.delta,
+            confidence=self.audit.confidence,
+            threshold=self.audit.threshold,
+            methods=self.audit.methods,
+        )
 
     @cached_property
     def _parts(self) -> tuple[Dataset, HeldOutData]:
@@ -278,8 +298,8 @@ def scorer(
     ensemble, score = runs.ensemble, SCORES[runs.audit.score or "log-odds"]
 
     def scored(trials: Sequence[Trial]) -> list[float]:
-        found = ensemble.scores([one.seed for one in trials], [one.present for one in trials], score)
-        return [float(one) for one in found]
+        scores = ensemble.scores([trial.seed for trial in trials], [trial.present for trial in trials], score)
+        return [float(trial) for trial in scores]
 
     return scored
 

@@ -13,7 +13,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, mod
 
 from dpaudit.canaries import ThreatModel
 from dpaudit.errors import InputError
-from dpaudit.experiments.config._fields import NonNegative, NonNegativeInt, PathText, Section
 from dpaudit.experiments.config._schema import (
     AdversarialConfig,
     AuditConfig,
@@ -27,17 +26,20 @@ from dpaudit.experiments.config._schema import (
     GivenConfig,
     ManyRunsConfig,
     ModelConfig,
+    NonNegative,
+    NonNegativeInt,
     OneRunConfig,
     PaperConfig,
+    PathText,
     PoolConfig,
     PretrainedConfig,
     RandomWeightsConfig,
+    Section,
     ShuffledBatchesConfig,
     TrainingConfig,
 )
 
 _FINAL_MODEL_KEYS = "score", "initialization", "num_guesses"
-_STEP_KEYS = "first_steps", "stop_on_violation"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class _AuditOptions:
 
 def _tags(sections: tuple[type[Section], ...], key: str) -> str:
     """Return the tags of these sections, which are the values of ``key``, as part of a sentence."""
-    names = [name for one in sections for name in get_args(one.model_fields[key].annotation)]
+    names = [name for section in sections for name in get_args(section.model_fields[key].annotation)]
     return ", ".join(map(repr, names))
 
 
@@ -77,7 +79,7 @@ _OPTIONS: Mapping[str, _AuditOptions] = {
         (ManyRunsConfig, OneRunConfig),
         (ExampleConfig, ClipBkdConfig, GivenConfig),
         ExampleConfig(kind="mislabelled"),
-        unused=_STEP_KEYS,
+        unused=("first_steps", "stop_on_violation"),
         defaults={"held_out": 128, "score": "log-odds", "initialization": RandomWeightsConfig()},
     ),
 }
@@ -85,9 +87,9 @@ _OPTIONS: Mapping[str, _AuditOptions] = {
 
 def _require_known_threat_model(name: str) -> str:
     """Return the name of the threat model; raise if it is unknown."""
-    known = [model.value for model in ThreatModel]
-    if name not in known:
-        raise InputError(f"Expected threat_model to be one of {', '.join(map(repr, known))}, got {name!r}.")
+    names = [model.value for model in ThreatModel]
+    if name not in names:
+        raise InputError(f"Expected threat_model to be one of {', '.join(map(repr, names))}, got {name!r}.")
     return name
 
 
@@ -127,18 +129,23 @@ def _with_defaults(audit: Any, info: ValidationInfo) -> Any:
             f"Expected canary.kind to be one of {_tags(options.canaries, 'kind')} with threat_model = "
             f"{name!r}, got {audit.canary.kind!r}."
         )
-    unused = options.unused
-    if name == ThreatModel.BLACK_BOX.value and isinstance(audit, OneRunConfig):
-        unused = (*unused, "methods")  # it always reports the same two bounds
-    for key in unused:
-        if value := getattr(audit, key, None):
-            given = getattr(value, "kind", value)
-            raise InputError(f"Expected no {key} with threat_model = {name!r}, got {key} = {given}.")
+    _require_no_unused(name, options, audit)
     defaults = {"canary": options.default_canary, **options.defaults}
     missing = {
         k: v for k, v in defaults.items() if k in type(audit).model_fields and getattr(audit, k) is None
     }
     return audit.model_copy(update=missing)
+
+
+def _require_no_unused(name: str, options: _AuditOptions, audit: Any) -> None:
+    """Raise on a key that applies only to other threat models."""
+    unused = options.unused
+    if name == ThreatModel.BLACK_BOX.value and isinstance(audit, OneRunConfig):
+        unused = (*unused, "methods")  # it always reports the same two bounds
+    for key in unused:
+        if value := getattr(audit, key, None):
+            shown = getattr(value, "kind", value)
+            raise InputError(f"Expected no {key} with threat_model = {name!r}, got {key} = {shown}.")
 
 
 def _require_consistent(config: Config) -> None:

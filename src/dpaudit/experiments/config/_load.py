@@ -10,7 +10,7 @@ import copy
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -26,9 +26,7 @@ KeyPath: TypeAlias = tuple[str, ...]
 Mistake: TypeAlias = tuple[KeyPath, str]
 
 _LARGEST_FILE = 1_000_000  # bytes
-_LARGEST_INTEGER = 2**128  # seeds have 128 bits
 _MAX_DEPTH = 20
-_LONGEST_VALUE = 100  # characters of a value quoted in an error
 _TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -79,10 +77,10 @@ def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
     except ValidationError as error:
         lines = _lines_of_keys(text)
         ordered = sorted(_all_mistakes(error, raw), key=lambda one: _line_of(lines, one[0]) or 0)
-        found = [_located(path, sentence, lines, changed) for path, sentence in ordered]
-    if len(found) == 1:
-        raise InputError(f"{name}, {found[0]}")
-    raise InputError(f"{name} has {len(found)} errors:\n" + "\n".join(f"  {text}" for text in found))
+        sentences = [_located(path, sentence, lines, changed) for path, sentence in ordered]
+    if len(sentences) == 1:
+        raise InputError(f"{name}, {sentences[0]}")
+    raise InputError(f"{name} has {len(sentences)} errors:\n" + "\n".join(f"  {text}" for text in sentences))
 
 
 def _located(path: KeyPath, sentence: str, lines: dict[KeyPath, int], changed: set[KeyPath]) -> str:
@@ -95,15 +93,15 @@ def _located(path: KeyPath, sentence: str, lines: dict[KeyPath, int], changed: s
 def _override(raw: dict[str, Any], text: str) -> KeyPath:
     """Set one value and return the path of its key."""
     key, equals, value = text.partition("=")
-    path = tuple(part.strip() for part in key.split("."))
+    path = tuple(name.strip() for name in key.split("."))
     if not equals or not all(path):
         raise InputError(f"Expected KEY=VALUE, such as training.num_steps=50, got {text!r}.")
     table: Any = raw
-    for part in path[:-1]:
-        table = table.setdefault(part, {})
+    for name in path[:-1]:
+        table = table.setdefault(name, {})
         if not isinstance(table, dict):
             _require_plain(raw, "--set")  # an integer can be too long to be quoted
-            raise InputError(f"Expected {part} in {_shown(text)} to be a table, but it is {_shown(table)}.")
+            raise InputError(f"Expected {name} in {_shown(text)} to be a table, but it is {_shown(table)}.")
     table[path[-1]] = _value(value.strip())
     return path
 
@@ -132,9 +130,9 @@ def _require_plain(raw: dict[str, Any], name: str) -> None:
     """Raise on numbers and nesting depths that would otherwise fail where they are first used."""
     level: list[Any] = [raw]
     for _ in range(_MAX_DEPTH):
-        if any(isinstance(one, int) and abs(one) > _LARGEST_INTEGER for one in level):
+        if any(isinstance(value, int) and abs(value) > 2**128 for value in level):
             raise InputError(f"Expected whole numbers up to 2^128 in {name}.")
-        level = [inner for one in level for inner in _inside(one)]
+        level = [inner for value in level for inner in _inside(value)]
     if level:
         raise InputError(f"Expected at most {_MAX_DEPTH} levels of tables and lists in {name}.")
 
@@ -147,15 +145,15 @@ def _inside(value: Any) -> list[Any]:
 
 def _lines_of_keys(text: str) -> dict[KeyPath, int]:
     """Return the line number of every table and key; keys of an inline table share its line."""
-    found: dict[KeyPath, int] = {}
+    lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if header := _TABLE.match(line):
             table = _split(header[1])
-            found.setdefault(table, number)
+            lines.setdefault(table, number)
         elif key := _KEY.match(line):
-            found.setdefault((*table, *_split(key[1])), number)
-    return found
+            lines.setdefault((*table, *_split(key[1])), number)
+    return lines
 
 
 def _line_of(lines: dict[KeyPath, int], path: Sequence[str]) -> int | None:
@@ -172,12 +170,12 @@ def _split(dotted: str) -> KeyPath:
         nested = tomllib.loads(f"{dotted} = 0")
     except tomllib.TOMLDecodeError:  # a line of a multi-line string that only looks like a key
         return ()
-    parts: list[str] = []
+    names: list[str] = []
     value: object = nested
     while isinstance(value, dict):
-        [(part, value)] = value.items()
-        parts.append(part)
-    return tuple(parts)
+        [(name, value)] = value.items()
+        names.append(name)
+    return tuple(names)
 
 
 def _all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake]:
@@ -186,23 +184,32 @@ def _all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistak
     Pydantic does not check the rest of a table whose tag is unknown. A known tag is therefore substituted
     while the rest is checked; keys that are unknown or missing only under that tag are not reported.
     """
-    found = [_mistake(one, raw) for one in error.errors(include_url=False)]
+    mistakes = [_mistake(detail, raw) for detail in error.errors(include_url=False)]
     trial = copy.deepcopy(dict(raw))
     replaced: set[KeyPath] = set()
-    while tags := [one for one in error.errors(include_url=False) if _is_tag_of_table(one, trial)]:
-        replaced |= {_replace_tag(trial, one) for one in tags}
+    while tags := [detail for detail in error.errors(include_url=False) if _is_tag_of_table(detail, trial)]:
+        replaced |= {_replace_tag(trial, detail) for detail in tags}
         try:
             Config.model_validate(trial)
             break
         except ValidationError as next_error:
             error = next_error
-        for one in error.errors(include_url=False):
-            path = _key_path(one["loc"], trial)
-            guessed = any(path[: len(table)] == table for table in replaced)
-            unfair = one["type"] == "missing" or set(path[-1:]) <= _keys_of_any(path[:-1])
-            if guessed and not (unfair and one["type"] in ("missing", "extra_forbidden")):
-                found.append(_mistake(one, trial))
-    return list(dict.fromkeys(found))
+        mistakes += [_mistake(detail, trial) for detail in _fair_errors(error, trial, replaced)]
+    return list(dict.fromkeys(mistakes))
+
+
+def _fair_errors(
+    error: ValidationError, trial: Mapping[str, Any], replaced: set[KeyPath]
+) -> Iterator[ErrorDetails]:
+    """Yield the errors in tables with a substituted tag that do not come from the substitution."""
+    for detail in error.errors(include_url=False):
+        path = _key_path(detail["loc"], trial)
+        is_guessed = any(path[: len(table)] == table for table in replaced)
+        is_unfair = detail["type"] == "missing" or (
+            detail["type"] == "extra_forbidden" and path[-1:] and path[-1] in _keys_of_any(path[:-1])
+        )
+        if is_guessed and not is_unfair:
+            yield detail
 
 
 def _is_tag_of_table(error: ErrorDetails, trial: Mapping[str, Any]) -> bool:
@@ -210,20 +217,20 @@ def _is_tag_of_table(error: ErrorDetails, trial: Mapping[str, Any]) -> bool:
     if error["type"] != "union_tag_invalid":
         return False
     table: Any = trial
-    for part in _key_path(error["loc"], trial):
-        table = table.get(part) if isinstance(table, dict) else None
+    for name in _key_path(error["loc"], trial):
+        table = table.get(name) if isinstance(table, dict) else None
     return isinstance(table, dict)
 
 
 def _replace_tag(trial: dict[str, Any], error: ErrorDetails) -> KeyPath:
     """Replace an unknown tag with the closest known one; return the path of its table."""
     *table, key = _unknown_tag(_key_path(error["loc"], trial), error)[0]
-    known = re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])
-    near = difflib.get_close_matches(error["ctx"]["tag"], known, n=1, cutoff=0.0)
+    tags = re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])
+    near = difflib.get_close_matches(error["ctx"]["tag"], tags, n=1, cutoff=0.0)
     inner: Any = trial
-    for part in table:
-        inner = inner[part]
-    inner[key] = (near or known)[0]
+    for name in table:
+        inner = inner[name]
+    inner[key] = (near or tags)[0]
     return tuple(table)
 
 
@@ -243,10 +250,10 @@ def _mistake(error: ErrorDetails, raw: Mapping[str, Any]) -> Mistake:
     return path, error["msg"].removeprefix("Value error, ")
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, longest: int = 100) -> str:
     """Return the repr of a value, truncated if it is long."""
     text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def _unknown_key(path: KeyPath, loc: Sequence[str | int], raw: Mapping[str, Any]) -> str:
@@ -265,55 +272,65 @@ def _unknown_tag(path: KeyPath, error: ErrorDetails) -> Mistake:
         if not isinstance(error["input"], Mapping):
             return path, f"Expected a table, got {_shown(error['input'])}."
         return (*path, key), "Expected a value, got none."
-    got, known = context["tag"], context["expected_tags"]
-    near = difflib.get_close_matches(got, re.findall(r"'([^']*)'", known), n=1)
+    got, tags = context["tag"], context["expected_tags"]
+    near = difflib.get_close_matches(got, re.findall(r"'([^']*)'", tags), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return (*path, key), f"Expected one of {known}, got {_shown(got)}{hint}"
+    return (*path, key), f"Expected one of {tags}, got {_shown(got)}{hint}"
 
 
 def _key_path(loc: Sequence[str | int], raw: Mapping[str, Any]) -> KeyPath:
     """Return the keys as in the file, without the tags that pydantic inserts between them."""
     path: list[str] = []
     value: Any = raw
-    for index, part in enumerate(loc):
-        inside = isinstance(value, Mapping) and part in value
+    for index, name in enumerate(loc):
+        inside = isinstance(value, Mapping) and name in value
         if inside:
-            value = value[part]
+            value = value[name]
         if inside or (index == len(loc) - 1 and isinstance(value, Mapping)):
-            path.append(str(part))
+            path.append(str(name))
     return tuple(path)
 
 
 def _suggestion(loc: Sequence[str | int]) -> str:
-    known = _keys(Config, [str(part) for part in loc[:-1]])
-    near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.75)
-    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}."
+    keys = _keys(Config, [str(name) for name in loc[:-1]])
+    near = difflib.get_close_matches(str(loc[-1]), keys, n=1, cutoff=0.75)
+    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(keys)}."
 
 
 def _keys(section: type[BaseModel], path: Sequence[str]) -> list[str]:
     """Return the keys of the table at this path, which consists of fields and tags."""
-    found = [section]
-    for part in path:
-        inner = [one for s in found if part in s.model_fields for one in _sections(s.model_fields[part])]
-        found = inner or [s for s in found if part in _names(s)] or found
-    return list(found[0].model_fields)
+    sections = [section]
+    for name in path:
+        inner = [
+            inner_section
+            for s in sections
+            if name in s.model_fields
+            for inner_section in _sections(s.model_fields[name])
+        ]
+        sections = inner or [s for s in sections if name in _names(s)] or sections
+    return list(sections[0].model_fields)
 
 
 def _keys_of_any(path: Sequence[str]) -> set[str]:
     """Return the keys of all tables allowed at this path, regardless of tag."""
-    found: list[type[BaseModel]] = [Config]
-    for part in path:
-        found = [one for s in found if part in s.model_fields for one in _sections(s.model_fields[part])]
-    return {key for section in found for key in section.model_fields}
+    sections: list[type[BaseModel]] = [Config]
+    for name in path:
+        sections = [
+            inner_section
+            for s in sections
+            if name in s.model_fields
+            for inner_section in _sections(s.model_fields[name])
+        ]
+    return {key for section in sections for key in section.model_fields}
 
 
 def _tag_of(path: Sequence[str], raw: Mapping[str, Any]) -> str:
     """Return the tag of the table at this path as part of a sentence: `` with name = "mlp"``."""
     table: Any = raw
-    for part in path:
-        table = table.get(part, {})
-    given = [f' with {key} = "{table[key]}"' for key in ("name", "mode", "kind") if key in table]
-    return given[0] if given else " here"
+    for name in path:
+        table = table.get(name, {})
+    tags = [f' with {key} = "{table[key]}"' for key in ("name", "mode", "kind") if key in table]
+    return tags[0] if tags else " here"
 
 
 def _sections(field: Any) -> list[type[BaseModel]]:
@@ -322,7 +339,7 @@ def _sections(field: Any) -> list[type[BaseModel]]:
     def inside(hint: Any) -> list[type[BaseModel]]:
         if isinstance(hint, type) and issubclass(hint, BaseModel):
             return [hint]
-        return [one for part in get_args(hint) for one in inside(part)]
+        return [section for argument in get_args(hint) for section in inside(argument)]
 
     return inside(field.annotation)
 

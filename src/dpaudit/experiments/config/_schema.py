@@ -1,34 +1,91 @@
 """The tables of a config: model, data, training, audit with its canary, and the pool of many training runs.
 
-Each is a section with its keys and their defaults; constraints between sections are in ``_config``.
+Each is a section with its keys and their defaults, validated by the same functions as dpaudit's arguments;
+constraints between sections are in ``_config``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
-
-from dpaudit.errors import InputError
-from dpaudit.experiments.config._fields import (
-    Confidence,
-    Count,
-    Decay,
-    Delta,
-    LearningRate,
-    Multiplicity,
-    NonNegative,
-    NonNegativeInt,
-    Positive,
-    PositiveInt,
-    Rate,
-    Section,
-    Sizes,
-    Steps,
-    exactly_one,
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
 )
+
+from dpaudit import _validate
+from dpaudit.errors import InputError
 from dpaudit.methods import NAMES
+
+
+class Section(BaseModel):
+    """Immutable table of a config; unknown keys are rejected."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _named(check: Callable[..., Any], **more: Any) -> AfterValidator:
+    """Return a validator of a single value that names the key in its error."""
+
+    def checked(value: Any, info: ValidationInfo) -> Any:
+        return check(info.field_name, value, **more)
+
+    return AfterValidator(checked)
+
+
+def _each_positive(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+    return tuple(_validate.whole(str(info.field_name), size) for size in value)
+
+
+def _path(value: str) -> str:
+    """Raise on an empty path, which would mean the current directory."""
+    if not value.strip():
+        raise InputError(f"Expected a path, got {value!r}; use '.' for the current directory.")
+    return value
+
+
+def _in_range(name: str, value: float, largest: float = 1e30) -> float:
+    """Raise on a rate whose updates, which are computed in single precision, could overflow."""
+    if value > largest:
+        raise InputError(f"Expected {name}={value:g} to be at most {largest:g}.")
+    return value
+
+
+Positive: TypeAlias = Annotated[float, _named(_validate.positive)]
+NonNegative: TypeAlias = Annotated[float, _named(_validate.at_least, low=0.0)]
+LearningRate: TypeAlias = Annotated[Positive, _named(_in_range)]
+Decay: TypeAlias = Annotated[NonNegative, _named(_in_range)]
+Multiplicity: TypeAlias = Annotated[int, _named(_validate.whole, high=1000)]
+PositiveInt: TypeAlias = Annotated[int, _named(_validate.whole)]
+Steps: TypeAlias = Annotated[int, AfterValidator(_validate.num_steps)]
+Count: TypeAlias = Annotated[int, _named(_validate.whole, low=2, high=1_000_000)]
+NonNegativeInt: TypeAlias = Annotated[int, _named(_validate.whole, low=0)]
+Delta: TypeAlias = Annotated[float, _named(_validate.fraction)]
+Confidence: TypeAlias = Annotated[float, AfterValidator(_validate.confidence)]
+Rate: TypeAlias = Annotated[float, AfterValidator(_validate.sample_rate)]
+PathText: TypeAlias = Annotated[str, AfterValidator(_path)]
+Sizes: TypeAlias = Annotated[tuple[int, ...], Field(strict=False), AfterValidator(_each_positive)]
+
+
+def exactly_one(other: str) -> AfterValidator:
+    """Return a validator that requires exactly one of this key and ``other``, a key before it."""
+
+    def checked(value: Any, info: ValidationInfo) -> Any:
+        if other not in info.data:  # its own error is reported
+            return value
+        if (value is None) == (info.data[other] is None):
+            count = "neither" if value is None else "both"
+            raise InputError(f"Expected exactly one of {other} and {info.field_name}, got {count}.")
+        return value
+
+    return AfterValidator(checked)
 
 
 class NamedModel(Section):

@@ -136,7 +136,6 @@ PURCHASE = Need(
     tuple((name, "purchase100") for name in ("purchase100.npz", "purchase100.csv", "dataset_purchase"))
     + tuple((name, "location") for name in ("location.npz", "location.csv", "bangkok")),
 )
-_OFFICIAL = frozenset({"cifar10", "purchase100"})
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,11 @@ class Data:
     def stand_ins(self, needs: Iterable[Need]) -> dict[str, str]:
         """Return labels for data that replace the paper's, by the paper's name for its data."""
         used = {need.paper: self.config(need)["name"] for need in needs}
-        return {paper: f"{name} for {paper}" for paper, name in used.items() if name not in _OFFICIAL}
+        return {
+            paper: f"{name} for {paper}"
+            for paper, name in used.items()
+            if name not in ("cifar10", "purchase100")
+        }
 
     def config(self, need: Need) -> dict[str, Any]:
         """Return the table ``data`` of a config with all examples."""

@@ -33,20 +33,20 @@ def numbers(rows: Iterable[Row], name: str) -> list[float]:
 
 def mean(rows: Iterable[Row], name: str = "epsilon") -> float | None:
     """Return the mean of a column, None if it has no number."""
-    found = numbers(rows, name)
-    return statistics.fmean(found) if found else None
+    column = numbers(rows, name)
+    return statistics.fmean(column) if column else None
 
 
 def spread(rows: Iterable[Row], name: str = "epsilon") -> float:
     """Return the standard deviation of a column, 0 for a single value."""
-    found = numbers(rows, name)
-    return statistics.stdev(found) if len(found) > 1 else 0.0
+    column = numbers(rows, name)
+    return statistics.stdev(column) if len(column) > 1 else 0.0
 
 
 def mean_text(rows: Iterable[Row]) -> str:
     """Return the mean epsilon for a table, or an empty string if there is none."""
-    found = mean(rows)
-    return "" if found is None else f"{found:.2f}"
+    value = mean(rows)
+    return "" if value is None else f"{value:.2f}"
 
 
 def mean_cells(rows: Sequence[Row], column: str, values: Iterable[float]) -> list[str]:
@@ -148,8 +148,8 @@ def bars_panel(
 ) -> Panel:
     """Return the mean bounds of all methods at these values of a column as grouped bars."""
     bars = [
-        _mean_series(own, column, values, label=label, x=range(len(values)), mark=Mark.BARS)
-        for label, own in by_method(rows)
+        _mean_series(method_rows, column, values, label=label, x=range(len(values)), mark=Mark.BARS)
+        for label, method_rows in by_method(rows)
     ]
     return Panel(
         title=title,
@@ -179,12 +179,12 @@ def diagonal(epsilons: Sequence[float]) -> Series:
 
 def series_over(rows: Rows, axis: str) -> list[Series]:
     """Return the mean bound over a column, with the spread over runs, for each method and rule."""
-    found = []
-    for label, own in by_method(rows):
-        values = sorted(values_of(own, axis))
-        mark = Mark.LINE if own[0].get("kind") == "confidence" else Mark.DASHES
-        found.append(_mean_series(own, axis, values, label=label, x=values, mark=mark))
-    return found
+    series = []
+    for label, method_rows in by_method(rows):
+        values = sorted(values_of(method_rows, axis))
+        mark = Mark.LINE if method_rows[0].get("kind") == "confidence" else Mark.DASHES
+        series.append(_mean_series(method_rows, axis, values, label=label, x=values, mark=mark))
+    return series
 
 
 def _mean_series(

@@ -25,11 +25,12 @@ from dpaudit.experiments.reproduction._figure import (
     Data,
     Figure,
     Key,
+    Mark,
     Panel,
     Picture,
     Row,
-    Rows,
     Scale,
+    Series,
     Settings,
     Table,
     Work,
@@ -38,12 +39,6 @@ from dpaudit.experiments.reproduction._panels import kinds
 
 if TYPE_CHECKING:  # trials load SQLite, which only cells in processes need
     from dpaudit.experiments.trials import Processes, Trial
-
-_SCHEMA_VERSION = 1
-_TINY = (
-    "Scale tiny only checks that everything runs: its numbers are meaningless, and a ConvNet replaces wide "
-    "networks."
-)
 
 
 def reproduce(
@@ -79,16 +74,16 @@ def reproduce(
     with _io.locked(run.cells.folder):
         _measure(run, None if figure.has_processes else pool, watch)
     rows, seconds = run.finished()
-    labels = DataLabels(data.stand_ins(figure.needs))
+    stand_ins = data.stand_ins(figure.needs)
     return Reproduced(
         figure=figure,
         scale=scale,
         seed=seed,
         data=tuple(data.names(figure.needs)),
         settings=run.settings,
-        rows=tuple(labels.rows(rows)),
-        picture=labels.picture(figure.picture(rows, run.settings)),
-        tables=labels.tables(figure.tables(rows, run.settings)),
+        rows=tuple(relabeled(rows, stand_ins)),
+        picture=relabeled(figure.picture(rows, run.settings), stand_ins),
+        tables=tuple(relabeled(list(figure.tables(rows, run.settings)), stand_ins)),
         seconds=seconds,
     )
 
@@ -116,7 +111,13 @@ class Reproduced:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Caveats about the comparison with the paper."""
-        return (*((_TINY,) if self.scale is Scale.TINY else ()), *self.figure.remarks)
+        if self.scale is not Scale.TINY:
+            return self.figure.remarks
+        return (
+            "Scale tiny only checks that everything runs: its numbers are meaningless, and a ConvNet "
+            "replaces wide networks.",
+            *self.figure.remarks,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -132,8 +133,12 @@ class Reproduced:
                 {"method": method, "rule": rule, "kind": kind} for (method, rule), kind in self.kinds.items()
             ],
             "tables": [
-                {"title": one.title, "header": list(one.header), "rows": [list(row) for row in one.rows]}
-                for one in self.tables
+                {
+                    "title": table.title,
+                    "header": list(table.header),
+                    "rows": [list(row) for row in table.rows],
+                }
+                for table in self.tables
             ],
             "rows": [dict(row) for row in self.rows],
         }
@@ -203,7 +208,7 @@ class FigureRun:
     def cells(self) -> JsonCache:
         """The finished cells, which record the version of dpaudit but not its code."""
         identity = {
-            "schema_version": _SCHEMA_VERSION,
+            "schema_version": 1,
             "dpaudit": dpaudit.__version__,
             "name": self.figure.name,
             "scale": str(self.scale),
@@ -245,9 +250,9 @@ class FigureRun:
 
     def finished(self) -> tuple[list[Row], float]:
         """Return the rows of all cells and their total time in seconds."""
-        found = [stored for key in self.keys if (stored := self.cells.read(_slug(key))) is not None]
-        rows = [row for cell in found for row in cell["rows"]]
-        return rows, sum(float(cell["seconds"]) for cell in found)
+        cells = [stored for key in self.keys if (stored := self.cells.read(_slug(key))) is not None]
+        rows = [row for cell in cells for row in cell["rows"]]
+        return rows, sum(float(cell["seconds"]) for cell in cells)
 
     def described(self) -> dict[str, Any]:
         """Return the arguments with which :func:`worker` recreates this run in another process."""
@@ -308,49 +313,19 @@ def worker(
     return lambda trials: [run.measure(trial.number) for trial in trials]
 
 
-class DataLabels:
-    """Replacement of the paper's names of data by those of the data used, such as "location for Purchase".
+def relabeled(value: Any, stand_ins: Mapping[str, str]) -> Any:
+    """Replace the paper's names of data by those of the data used, in rows, pictures and tables.
 
-    >>> DataLabels({"Purchase": "location for Purchase"}).rows([{"column": "Purchase", "epsilon": 1.0}])
+    >>> relabeled([{"column": "Purchase", "epsilon": 1.0}], {"Purchase": "location for Purchase"})
     [{'column': 'location for Purchase', 'epsilon': 1.0}]
     """
-
-    def __init__(self, stand_ins: Mapping[str, str]) -> None:
-        self._stand_ins = stand_ins
-
-    def rows(self, rows: Rows) -> list[Row]:
-        """Return the rows to write."""
-        return [
-            {name: self._text(value) if isinstance(value, str) else value for name, value in row.items()}
-            for row in rows
-        ]
-
-    def picture(self, picture: Picture) -> Picture:
-        """Return the picture to draw."""
-        return replace(picture, panels=[self._panel(panel) for panel in picture.panels])
-
-    def tables(self, tables: Sequence[Table]) -> tuple[Table, ...]:
-        """Return the tables to print."""
-        return tuple(self._table(table) for table in tables)
-
-    def _text(self, text: str) -> str:
-        for paper, used in self._stand_ins.items():
-            text = text.replace(paper, used)
-        return text
-
-    def _texts(self, texts: Sequence[str]) -> tuple[str, ...]:
-        return tuple(self._text(text) for text in texts)
-
-    def _panel(self, panel: Panel) -> Panel:
-        return replace(
-            panel,
-            title=self._text(panel.title),
-            categories=self._texts(panel.categories),
-            series=[replace(one, label=self._text(one.label)) for one in panel.series],
-        )
-
-    def _table(self, table: Table) -> Table:
-        if table.names_papers:
-            return table
-        rows = [self._texts(row) for row in table.rows]
-        return replace(table, header=self._texts(table.header), rows=rows)
+    if isinstance(value, Mapping):
+        return {name: relabeled(inner, stand_ins) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(relabeled(inner, stand_ins) for inner in value)
+    if isinstance(value, Picture | Panel | Series | Table) and not getattr(value, "names_papers", False):
+        return replace(value, **relabeled(vars(value), stand_ins))
+    if isinstance(value, str) and not isinstance(value, Mark):
+        for paper, used in stand_ins.items():
+            value = value.replace(paper, used)
+    return value

@@ -12,9 +12,10 @@ import numpy as np
 from scipy import special
 
 from dpaudit._types import FloatArray, IntArray
+from dpaudit.accounting import epsilon_above
 from dpaudit.experiments.reproduction._figure import Row
 from dpaudit.methods import COUNT_METHODS
-from dpaudit.stats import Bound, ClopperPearson, ErrorCounts, Gaussian, Kind, lower_bound, plain
+from dpaudit.stats import Bound, ClopperPearson, ErrorCounts, Gaussian, Kind, lower_bound
 from dpaudit.stats.inference import BoundQuery
 
 DELTA = 1e-5
@@ -32,7 +33,7 @@ def count_bound(method: str, counts: ErrorCounts, confidence: float = CONFIDENCE
 def count_row(method: str, rule: str, counts: ErrorCounts) -> Row:
     """Return the bound from counts at a threshold that was fixed before the data."""
     bound = count_bound(method, counts)
-    return {"method": method, "rule": rule, "kind": str(bound.kind), "epsilon": plain(bound.epsilon)}
+    return {"method": method, "rule": rule, "kind": str(bound.kind), "epsilon": bound.to_dict()["epsilon"]}
 
 
 def best_row(method: str, false_positives: IntArray, false_negatives: IntArray, number: int) -> Row:
@@ -47,7 +48,7 @@ def best_row(method: str, false_positives: IntArray, false_negatives: IntArray, 
         "method": method,
         "rule": "best on the same data",
         "kind": str(Kind.HEURISTIC),
-        "epsilon": plain(epsilon),
+        "epsilon": "inf" if np.isinf(epsilon) else epsilon,
     }
 
 
@@ -87,6 +88,13 @@ def simulate_counts(
         yield CountsByThreshold(number, number - below[0], below[1])
 
 
+def training_epsilon(
+    noise_multiplier: float, sample_rate: float, num_steps: int, delta: float = DELTA
+) -> float:
+    """Return the epsilon of DP-SGD, directly from its privacy loss distribution."""
+    return epsilon_above(noise_multiplier, sample_rate, num_steps, delta)
+
+
 def log_spaced(low: int, high: int, number: int) -> list[int]:
     """Return integers evenly spaced on a logarithmic scale.
 
@@ -102,4 +110,4 @@ def nearest(sizes: Sequence[int], wanted: Sequence[int]) -> list[int]:
     >>> nearest([10, 90, 800], [100, 1000])
     [90, 800]
     """
-    return sorted({min(sizes, key=lambda size: abs(np.log(size / one))) for one in wanted})
+    return sorted({min(sizes, key=lambda size: abs(np.log(size / number))) for number in wanted})

@@ -42,8 +42,6 @@ PAPER_METHODS = "f-DP(CP)", "f-DP(ZB)", "(eps,delta)(CP)", "(eps,delta)(ZB)", "e
 OURS = "ours, one run"
 SAME_DATA, HALF = "same data", "t = 1/2"
 _RULES: dict[object, str] = {SameData(): SAME_DATA, Fixed(0.5): HALF}
-_NUM_TEST = 256  # a wide network takes minutes for all of CIFAR-10; canaries are crafted from half of these
-_CRAFTED = frozenset({"adversarial", "crafted"})
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,12 @@ def sizes(
     batch_size: int,
     num_steps: int,
     learning_rate: float,
-    num_test: int | None = _NUM_TEST,
+    num_test: int | None = 256,
 ) -> dict[str, Any]:
     """Return the sizes of a training run; with all training data, all test data are used.
+
+    By default, 256 test examples are: a wide network takes minutes for all of CIFAR-10. Canaries are crafted
+    from half of these.
 
     Smaller batches have more noise in the mean: with a learning rate suited to the paper's scale, training
     would diverge.
@@ -124,7 +125,7 @@ def run_audit(
     size = work.settings["columns"][column]
     data, is_tiny = _data(work, COLUMNS[column], size), size.get("is_tiny", False)
     canary = audit.get("canary", {})
-    if is_tiny and canary.get("kind") in _CRAFTED:
+    if is_tiny and canary.get("kind") in ("adversarial", "crafted"):
         audit = {**audit, "canary": {**canary, "num_steps": 2}}
     raw = {
         "output": str(work.folder),
@@ -178,11 +179,11 @@ def _model(name: str, data: str, *, is_narrow: bool = False) -> dict[str, Any]:
 def method_rows(values: Mapping[str, Any], *, of_step: bool = False) -> list[Row]:
     """Return the bound of each method; per-step bounds are composed over the run unless ``of_step``."""
     rows: list[Row] = []
-    for one in values["methods"]:
-        epsilon = one["epsilon"]
+    for bound in values["methods"]:
+        epsilon = bound["epsilon"]
         if not of_step and values["mode"] != "many-runs":
-            epsilon = _composed(one, values)
-        rows.append({"method": one["name"].split()[0], **_row(one, epsilon, values)})
+            epsilon = _composed(bound, values)
+        rows.append({"method": bound["name"].split()[0], **_row(bound, epsilon, values)})
     return rows
 
 
@@ -190,7 +191,7 @@ def our_row(values: Mapping[str, Any], *, of_step: bool = False) -> Row:
     """Return the bound behind the verdict, or the corresponding betting bound of a single step."""
     bound = values["bound"]
     if of_step:
-        [bound] = [one for one in values["methods"] if one["name"] == "f-DP(betting)"]
+        [bound] = [row for row in values["methods"] if row["name"] == "f-DP(betting)"]
     return {"method": OURS, **_row(bound, bound["epsilon"], values)}
 
 
@@ -319,9 +320,11 @@ class Study(Figure):
             panel = bars_panel(shown, "variant", names, settings["epsilons"][0], x_label=self.axis)
             return Picture(panels=[panel])
         panels = [
-            epsilon_panel(series_over(own, "claimed"), sorted(values_of(own, "claimed")), name)
+            epsilon_panel(
+                series_over(variant_rows, "claimed"), sorted(values_of(variant_rows, "claimed")), name
+            )
             for name in names
-            for own in [only(shown, variant=name)]
+            for variant_rows in [only(shown, variant=name)]
         ]
         return Picture(panels=panels, columns=2)
 
@@ -357,9 +360,9 @@ class Study(Figure):
         ]
 
     def _cell(self, rows: Rows, method: str, rule: str, epsilon: float, name: str) -> str:
-        found = only(rows, method=method, rule=rule, claimed=epsilon, variant=name)
-        if not found:
+        cell_rows = only(rows, method=method, rule=rule, claimed=epsilon, variant=name)
+        if not cell_rows:
             return ""
-        off = f" ({spread(found):.2f})" if len(found) > 1 else ""
+        off = f" ({spread(cell_rows):.2f})" if len(cell_rows) > 1 else ""
         printed = self.printed.get((method, epsilon, name)) if rule == SAME_DATA else None
-        return f"{mean(found):.2f}{off}" + ("" if printed is None else f" / {printed:.2f}")
+        return f"{mean(cell_rows):.2f}{off}" + ("" if printed is None else f" / {printed:.2f}")

@@ -83,8 +83,8 @@ def _logits(model: Any, example: Any) -> NDArray[np.float64]:
 
 def _as_logits(logits: Any) -> NDArray[np.float64]:
     """Return the logits of the only example in a batch."""
-    found = np.asarray(logits, dtype=np.float64)
-    return found[0] if found.ndim > 1 and len(found) == 1 else found
+    array = np.asarray(logits, dtype=np.float64)
+    return array[0] if array.ndim > 1 and len(array) == 1 else array
 
 
 def function_scorer(
@@ -102,8 +102,8 @@ def function_scorer(
     def scored(trial: Trial) -> float:
         dataset = _dataset(neighbours, trial.present)
         with _seeded(seed := _seed_32(trial.seed)):
-            found = train(dataset, seed)
-            score = _score(found, function, neighbours.canary, score_model)
+            outcome = train(dataset, seed)
+            score = _score(outcome, function, neighbours.canary, score_model)
         if _versions(dataset) != versions[trial.present]:
             raise InputError(f"Expected {function!r} not to modify its data set, but it changed a tensor.")
         return score
@@ -117,26 +117,28 @@ def _dataset(neighbours: Neighbours, present: bool) -> Any:
 
 def _versions(part: Any, depth: int = 2) -> list[int]:
     """Return torch's version counter of each tensor in a data set, which counts in-place changes."""
-    own = getattr(part, "_version", None)
-    if isinstance(own, int):
-        return [own]
+    version = getattr(part, "_version", None)
+    if isinstance(version, int):
+        return [version]
     inside = part if isinstance(part, tuple | list) else getattr(part, "__dict__", {}).values()
-    return [found for one in inside for found in _versions(one, depth - 1)] if depth else []
+    return [inner for item in inside for inner in _versions(item, depth - 1)] if depth else []
 
 
 def _score(
-    found: Any, function: str, canary: tuple[Any, int] | None, score_model: Callable[..., float]
+    outcome: Any, function: str, canary: tuple[Any, int] | None, score_model: Callable[..., float]
 ) -> float:
-    is_number = isinstance(found, Real) or (hasattr(found, "item") and getattr(found, "ndim", None) == 0)
-    if is_number and not isinstance(found, bool):
-        return float(found)
-    if not callable(found):
-        raise InputError(f"Expected {function!r} to return a score or a model, got {type(found).__name__}.")
+    is_number = isinstance(outcome, Real) or (
+        hasattr(outcome, "item") and getattr(outcome, "ndim", None) == 0
+    )
+    if is_number and not isinstance(outcome, bool):
+        return float(outcome)
+    if not callable(outcome):
+        raise InputError(f"Expected {function!r} to return a score or a model, got {type(outcome).__name__}.")
     if canary is None:
         raise InputError(
             f"Expected {function!r} to return a score, got a model; set Neighbours.canary to score models."
         )
-    return float(score_model(found, *canary))
+    return float(score_model(outcome, *canary))
 
 
 def _seed_32(seed: int) -> int:

@@ -11,7 +11,6 @@ import secrets
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
@@ -23,18 +22,7 @@ from dpaudit._faults import requested
 from dpaudit.errors import DpauditError, IncompleteError, InputError, MissingExtraError
 from dpaudit.experiments.trials._task import Finished, Task, failed_worker, named
 from dpaudit.experiments.trials._trial_plan import Group, Recipe, Trial
-from dpaudit.experiments.trials._worker import WorkerChannel, WorkerProcess, poll
-
-_ENTRY = "dpaudit.experiments.trials._ray:driver_main"
-_QUEUED = 4  # tasks per CPU, so that the next one is ready when a task ends
-_OBJECT_STORE = 128 * 2**20  # bytes; messages are small, and Ray's default is a third of the memory
-_WAIT_SECONDS = 0.5  # between checks for an interrupt
-_HEALTH_SECONDS = 2.0  # between checks that the cluster is alive
-_STOP_SECONDS = 3.0  # grace period for Ray to end its processes
-_LONGEST_LOG = 20_000  # bytes kept of what Ray prints
-_PLACES = "dpaudit"  # namespace of the notes on which node a task was started
-# By default, Ray waits for a minute before it ends a process that has lost its cluster.
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_rpc_server_reconnect_timeout_s": "20"}
+from dpaudit.experiments.trials._worker import WorkerChannel, WorkerProcess, poll, raise_reported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +74,8 @@ class Ray:
                 )
 
 
-def _tail(log: BinaryIO) -> str:
-    log.seek(max(0, log.seek(0, os.SEEK_END) - _LONGEST_LOG))
+def _tail(log: BinaryIO, num_bytes: int = 20_000) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - num_bytes))
     return log.read().decode(errors="replace")
 
 
@@ -95,7 +83,11 @@ def _driven(
     pool: Ray, task: Task, groups: Sequence[Group], log: BinaryIO
 ) -> Iterator[tuple[Group, Finished]]:
     """Yield the results of a process that drives Ray, whose messages go to ``log``."""
-    process, has_ended, is_draining = WorkerProcess(_ENTRY, task.search_path, log), False, False
+    process, has_ended, is_draining = (
+        WorkerProcess(f"{__name__}:driver_main", task.search_path, log),
+        False,
+        False,
+    )
     try:
         plain = [[astuple(trial) for trial in group] for group in groups]
         process.send({"recipe": task.recipe.to_json(), "path": task.search_path, "pool": asdict(pool)})
@@ -112,20 +104,10 @@ def _driven(
                     yield groups[message["number"]], Finished.from_dict(message["finished"])
                     continue
                 has_ended = True
-                _raise_from(message)
+                raise_reported(message)
     finally:
         process.send({"stop": True})
-        process.end(_STOP_SECONDS if has_ended else 0.0)
-
-
-def _raise_from(message: Mapping[str, Any]) -> None:
-    """Raise the error that the driver of Ray reports, if any."""
-    if "lost" in message:
-        raise IncompleteError(message["lost"])
-    if "refused" in message:
-        raise InputError(message["refused"])
-    if "bug" in message:
-        raise failed_worker(message["bug"])
+        process.end(3.0 if has_ended else 0.0)  # the time that Ray has to end its processes
 
 
 def driver_main(descriptor: int) -> None:
@@ -135,27 +117,14 @@ def driver_main(descriptor: int) -> None:
     task = Task(Recipe.from_json(about["recipe"]), tuple(about["path"]))
     trials = [tuple(Trial(*values) for values in group) for group in groups]
     pool = Ray(**about["pool"])
-    with _reporting(channel):
+    with channel.reporting():
         ray = _imported()
         # reported before Ray is shut down, which may hang
-        with _connected(ray, pool.address), _reporting(channel), _noticing_loss(ray):
+        with _connected(ray, pool.address), channel.reporting(), _noticing_loss(ray):
             numbers = {group[0].number: place for place, group in enumerate(trials)}
             for group, finished in _RayTasks(ray, pool, task, trials).results(_Draining(channel)):
                 channel.send({"number": numbers[group[0].number], "finished": finished.to_dict()})
             channel.send({"end": True})
-
-
-@contextmanager
-def _reporting(channel: WorkerChannel) -> Iterator[None]:
-    """Send an error to the process that drives this one, which raises it."""
-    try:
-        yield
-    except IncompleteError as error:
-        channel.send({"lost": str(error)})
-    except DpauditError as error:
-        channel.send({"refused": str(error)})
-    except Exception:  # noqa: BLE001
-        channel.send({"bug": traceback.format_exc()})
 
 
 @contextmanager
@@ -197,7 +166,8 @@ class _RayTasks:
         # without retries by Ray itself, which might be on the same machine
         self._options = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus, "max_retries": 0}
         self._function = ray.remote(_call)
-        self._limit = _QUEUED * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        # four tasks per CPU, so that the next one is ready when a task ends
+        self._limit = 4 * max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._task, self._waiting = ray.put(task), list(reversed(groups))
         self._running: dict[Any, tuple[Group, str]] = {}
         self._left: dict[int, list[str]] = {}  # nodes on which a group was lost, by its first trial
@@ -209,11 +179,10 @@ class _RayTasks:
             while self._waiting or self._running:
                 if is_stopping():
                     self._cancel_queued()
-                while self._waiting and len(self._running) < self._limit:
-                    self._submit(self._waiting.pop())
+                self._fill_queue()
                 if not self._running:
                     return
-                ended, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_WAIT_SECONDS)
+                ended, _ = self._ray.wait(list(self._running), num_returns=1, timeout=0.5)
                 for reference in ended:
                     yield from self._result(reference)
                 if not ended:
@@ -222,9 +191,17 @@ class _RayTasks:
             self._running.clear()  # there may be no cluster left
             raise
         finally:
-            for reference, (_, note) in self._running.items():  # leave nothing on a shared cluster
-                self._ray.cancel(reference, force=True)
-                _forget(note)
+            self._cancel_running()
+
+    def _cancel_running(self) -> None:
+        """Leave nothing on a shared cluster."""
+        for reference, (_, note) in self._running.items():
+            self._ray.cancel(reference, force=True)
+            _forget(note)
+
+    def _fill_queue(self) -> None:
+        while self._waiting and len(self._running) < self._limit:
+            self._submit(self._waiting.pop())
 
     def _submit(self, group: Group) -> None:
         lost_on = self._left.get(group[0].number, [])
@@ -285,12 +262,12 @@ class _RayTasks:
 
     def _require_alive(self, *, now: bool = False) -> None:
         """Raise if the cluster is lost, instead of waiting for it."""
-        if not now and time.monotonic() - self._checked < _HEALTH_SECONDS:
+        if not now and time.monotonic() - self._checked < 2.0:
             return
         self._checked = time.monotonic()
         if dead := _dead_process(self._ray):
             raise IncompleteError(f"The Ray cluster was lost: its process {dead} has died.")
-        if not any(one["Alive"] for one in self._ray.nodes()):
+        if not any(node["Alive"] for node in self._ray.nodes()):
             raise IncompleteError("The Ray cluster was lost: none of its machines is alive.")
 
 
@@ -299,7 +276,7 @@ def _call(task: Task, group: Group, note: str) -> tuple[Group, Finished]:
     import ray  # noqa: PLC0415
     from ray.experimental import internal_kv  # noqa: PLC0415
 
-    internal_kv._internal_kv_put(note, ray.get_runtime_context().get_node_id(), namespace=_PLACES)
+    internal_kv._internal_kv_put(note, ray.get_runtime_context().get_node_id(), namespace="dpaudit")
     return task(group)
 
 
@@ -307,14 +284,14 @@ def _place(note: str) -> str | None:
     """Return the node on which a task was started; None if it was not."""
     from ray.experimental import internal_kv  # noqa: PLC0415
 
-    found = internal_kv._internal_kv_get(note, namespace=_PLACES)
-    return None if found is None else found.decode()
+    node = internal_kv._internal_kv_get(note, namespace="dpaudit")
+    return None if node is None else node.decode()
 
 
 def _forget(note: str) -> None:
     from ray.experimental import internal_kv  # noqa: PLC0415
 
-    internal_kv._internal_kv_del(note, namespace=_PLACES)
+    internal_kv._internal_kv_del(note, namespace="dpaudit")
 
 
 @contextmanager
@@ -322,14 +299,16 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # by default, Ray waits for a minute before it ends a process that has lost its cluster
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         with _on_loopback(ray):
-            own = {"_node_ip_address": "127.0.0.1", "object_store_memory": _OBJECT_STORE}
+            # messages are small, and Ray's default is a third of the memory
+            local = {"_node_ip_address": "127.0.0.1", "object_store_memory": 128 * 2**20}
             try:
-                ray.init(address="local", include_dashboard=False, **own, **quiet)
+                ray.init(address="local", include_dashboard=False, **local, **quiet)
             except Exception as error:
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
                 raise IncompleteError(

@@ -27,8 +27,6 @@ from dpaudit.experiments.trials.pools import Pool, Processes, Ray
 if TYPE_CHECKING:  # needs scipy, which would slow down the start of workers
     from dpaudit.stats import Observations
 
-_GRACE_SECONDS = 4.0  # for trials in progress, after a signal; those that take longer are repeated
-
 
 def run_trials(
     plan: TrialPlan,
@@ -56,7 +54,8 @@ def run_trials(
     progress.report()
     versions: dict[str, str] = {}
     if missing:
-        with deferred(_GRACE_SECONDS), _closing(_mapped(pool, plan, missing)) as results:
+        # 4 seconds for trials in progress, after a signal; those that take longer are repeated
+        with deferred(4.0), _closing(_mapped(pool, plan, missing)) as results:
             for group, finished in results:
                 store.write(group, finished)
                 versions |= finished.packages

@@ -23,7 +23,6 @@ from dpaudit.experiments.trials._trial_plan import Group, Recipe, Scorer, extend
 # for new processes, and for libraries that this process loads later
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _LOCK = threading.RLock()
-_LONGEST_ERROR = 10_000  # characters kept from the end of a traceback
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Finished:
     @classmethod
     def failed(cls, group: Group, error: str, seconds: float = 0.0) -> Finished:
         """Return the result of a group in which every trial failed."""
-        text = error[-_LONGEST_ERROR:].encode(errors="replace").decode()
+        text = error[-10_000:].encode(errors="replace").decode()
         nothing = (None,) * len(group)
         return cls(nothing, (text,) * len(group), seconds, socket.gethostname(), packages())
 
@@ -108,8 +107,8 @@ def perform(scorer: Scorer, group: Group, *, is_own: bool = False) -> Finished:
     errors = tuple(
         None if math.isfinite(score) else f"Expected a finite score, got {score}." for score in scores
     )
-    kept = tuple(score if math.isfinite(score) else None for score in scores)
-    return Finished(kept, errors, time.perf_counter() - started, socket.gethostname(), packages())
+    finite = tuple(score if math.isfinite(score) else None for score in scores)
+    return Finished(finite, errors, time.perf_counter() - started, socket.gethostname(), packages())
 
 
 def failed_worker(text: str) -> IncompleteError:
@@ -127,10 +126,10 @@ def named(group: Group) -> str:
 
 
 def _numbers(scores: Sequence[float], count: int) -> tuple[float, ...]:
-    found = tuple(float(score) for score in scores)
-    if len(found) != count:
-        raise InputError(f"Expected one score for each of {count} trials, got {len(found)}.")
-    return found
+    numbers = tuple(float(score) for score in scores)
+    if len(numbers) != count:
+        raise InputError(f"Expected one score for each of {count} trials, got {len(numbers)}.")
+    return numbers
 
 
 @contextmanager

@@ -24,8 +24,6 @@ from dpaudit._faults import raise_if_machine
 from dpaudit._io import open_file
 from dpaudit.errors import DpauditError, InputError
 
-_MAX_TRIALS = 1_000_000  # all are kept in memory
-_BRANCH = 2  # branch of the run's seed; branch 1 is the audit's
 # dpaudit's own targets. Their names are part of a stored run's identity and must not change when code moves.
 _BUILT_IN = {
     "dpaudit:ensemble-scorer": "dpaudit.experiments.black_box._many_runs:scorer",
@@ -34,7 +32,6 @@ _BUILT_IN = {
     "dpaudit:function-scorer": "dpaudit.experiments.trials._function:function_scorer",
     "dpaudit:figure-cells": "dpaudit.experiments.reproduction._reproduce:worker",
 }
-_OWN_CODE = frozenset({"dpaudit:ensemble-scorer"})  # targets of trials that run no code of the user
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,8 @@ class Trial:
         >>> Trial.of(1, 0).present, Trial.of(1, 1).present, Trial.of(1, 0) == Trial.of(1, 0)
         (False, True, True)
         """
-        return cls(number, spawn_seed(seed, _BRANCH, number), number % 2 == 1)
+        # branch 1 of the run's seed is the audit's
+        return cls(number, spawn_seed(seed, 2, number), number % 2 == 1)
 
 
 def spawn_seed(seed: int, *branch: int) -> int:
@@ -104,7 +102,7 @@ class Recipe:
     @property
     def is_own(self) -> bool:
         """Whether all code of a trial is dpaudit's, so that an exception is not a failure of the training."""
-        return self.target in _OWN_CODE
+        return self.target == "dpaudit:ensemble-scorer"
 
     def to_json(self) -> str:
         """Return the recipe as JSON text."""
@@ -148,7 +146,7 @@ class TrialPlan:
     """Plain values that identify the run; None means the recipe's arguments."""
 
     def __post_init__(self) -> None:
-        _validate.whole("num_trials", self.num_trials, low=2, high=_MAX_TRIALS)
+        _validate.whole("num_trials", self.num_trials, low=2, high=1_000_000)  # all in memory
         _validate.whole("seed", self.seed, low=0)
 
     @cached_property
@@ -164,9 +162,11 @@ class TrialPlan:
 
     def identity(self) -> dict[str, Any]:
         """Return all values on which the scores depend; scores of different identities must not be mixed."""
-        name, given = ("arguments", self.recipe.arguments) if self.config is None else ("config", self.config)
+        name, values = (
+            ("arguments", self.recipe.arguments) if self.config is None else ("config", self.config)
+        )
         return {
-            name: dict(given),
+            name: dict(values),
             "target": self.recipe.target,
             "group_size": self.recipe.group_size,
             "num_trials": self.num_trials,
@@ -201,12 +201,12 @@ def source_digest(target: str) -> str:
     extend_search_path([str(Path.cwd())])
     name = target.partition(":")[0]
     try:
-        found = find_spec(name)
+        spec = find_spec(name)
     except (ImportError, ValueError, AttributeError):
-        found = None
-    if found is None or found.origin is None or not Path(found.origin).is_file():
+        spec = None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return ""
-    with open_file(found.origin) as file:
+    with open_file(spec.origin) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -217,8 +217,8 @@ def search_path() -> tuple[str, ...]:
 
 def extend_search_path(directories: Iterable[str]) -> None:
     """Prepend these directories to the module search path, unless they are already in it."""
-    known = set(search_path())
-    sys.path[:0] = [directory for directory in directories if directory not in known]
+    present = set(search_path())
+    sys.path[:0] = [directory for directory in directories if directory not in present]
 
 
 def _module(target: str, name: str) -> ModuleType:

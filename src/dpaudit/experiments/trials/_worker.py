@@ -14,20 +14,17 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
-from dpaudit.experiments.trials._task import ONE_THREAD
+from dpaudit.errors import DpauditError, IncompleteError, InputError
+from dpaudit.experiments.trials._task import ONE_THREAD, failed_worker
 
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from {module} import {function}; {function}(int(sys.argv[2]))"
-)
-_POLL_SECONDS = 0.5  # between checks that silent workers are alive
 _MARK = "DPAUDIT_WORKER"  # in the environment of a worker and of everything that it starts
 
 
@@ -43,13 +40,17 @@ class WorkerProcess:
     def __init__(self, entry: str, search_path: Sequence[str], log: BinaryIO | None = None) -> None:
         mine, theirs = socket.socketpair()
         module, _, function = entry.partition(":")
+        start = (
+            "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+            f"from {module} import {function}; {function}(int(sys.argv[2]))"
+        )
         self._mark = secrets.token_hex(16)
         with theirs:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     "-c",
-                    _START.format(module=module, function=function),
+                    start,
                     json.dumps(list(search_path)),
                     str(theirs.fileno()),
                 ],
@@ -117,7 +118,7 @@ def poll(workers: Sequence[WorkerProcess]) -> list[tuple[WorkerProcess, dict[str
 
     The process is checked as well, because child processes of a dead worker may keep its socket open.
     """
-    ready = connection.wait([worker.channel for worker in workers], timeout=_POLL_SECONDS)
+    ready = connection.wait([worker.channel for worker in workers], timeout=0.5)
     messages = [(worker, worker.receive()) for worker in workers if worker.channel in ready]
     silent = [worker for worker in workers if worker.channel not in ready]
     return messages + [(worker, None) for worker in silent if worker.is_dead]
@@ -125,30 +126,30 @@ def poll(workers: Sequence[WorkerProcess]) -> list[tuple[WorkerProcess, dict[str
 
 def _descendants(process: int) -> list[int]:
     """Return the processes that a process has started, and those that these have; Linux only."""
-    found: list[int] = []
+    children: list[int] = []
     with suppress(OSError, ValueError):
         for path in Path(f"/proc/{process}/task").glob("*/children"):
-            found += map(int, path.read_text().split())
-    return found + [one for child in found for one in _descendants(child)]
+            children += map(int, path.read_text().split())
+    return children + [process_id for child in children for process_id in _descendants(child)]
 
 
 def _open_descendants(process: int) -> list[int]:
     """Return descriptors of these processes, because their numbers may be used again."""
-    found = []
+    descriptors = []
     for number in _descendants(process):
         with suppress(OSError):
-            found.append(os.pidfd_open(number))
-    return found
+            descriptors.append(os.pidfd_open(number))
+    return descriptors
 
 
 def _open_marked(variable: str) -> list[int]:
     """Return descriptors of all processes with this variable in their environment; Linux only."""
-    found = []
+    descriptors = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if variable.encode() in path.read_bytes().split(b"\0"):
-                found.append(os.pidfd_open(int(path.parent.name)))
-    return found
+                descriptors.append(os.pidfd_open(int(path.parent.name)))
+    return descriptors
 
 
 def _kill(descriptors: Sequence[int]) -> None:
@@ -163,6 +164,16 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def raise_reported(message: Mapping[str, Any]) -> None:
+    """Raise the error that the process at the other end has sent, if the message is one."""
+    if "lost" in message:
+        raise IncompleteError(message["lost"])
+    if "refused" in message:
+        raise InputError(message["refused"])
+    if "bug" in message:
+        raise failed_worker(message["bug"])
 
 
 class WorkerChannel:
@@ -193,6 +204,18 @@ class WorkerChannel:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             _die()
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Send an error to the driver, which raises it again by :func:`raise_reported`."""
+        try:
+            yield
+        except IncompleteError as error:
+            self.send({"lost": str(error)})
+        except DpauditError as error:
+            self.send({"refused": str(error)})
+        except Exception:  # noqa: BLE001
+            self.send({"bug": traceback.format_exc()})
 
     def _listen(self) -> None:
         # a driver that dies with a reply unread resets the connection instead of closing it

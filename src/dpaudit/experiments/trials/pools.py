@@ -8,7 +8,6 @@ point of a worker.
 from __future__ import annotations
 
 import os
-import traceback
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
@@ -16,16 +15,13 @@ from typing import Protocol
 
 from dpaudit import _validate
 from dpaudit._faults import requested
-from dpaudit.errors import DpauditError, IncompleteError, InputError
+from dpaudit.errors import IncompleteError
 from dpaudit.experiments.trials._ray import Ray
-from dpaudit.experiments.trials._task import Finished, Task, failed_worker, named, perform
+from dpaudit.experiments.trials._task import Finished, Task, named, perform
 from dpaudit.experiments.trials._trial_plan import Group, Recipe, Trial
-from dpaudit.experiments.trials._worker import WorkerChannel, WorkerProcess, poll
+from dpaudit.experiments.trials._worker import WorkerChannel, WorkerProcess, poll, raise_reported
 
 __all__ = ["Pool", "Processes", "Ray", "Serial"]
-
-_ENTRY = "dpaudit.experiments.trials.pools:worker_main"
-_STOP_SECONDS = 5.0  # grace period for a worker to exit
 
 
 class Pool(Protocol):
@@ -110,19 +106,14 @@ class _WorkerGroup:
     def results(self) -> Iterator[tuple[Group, Finished]]:
         """Keep all workers busy and yield their results."""
         while self._waiting or self._num_busy:
-            if requested() is not None:  # finish the groups in progress
-                self._waiting.clear()
             self._assign()
             for worker, message in poll(list(self._workers)):
                 if message is None or "lost" in message:
-                    self._handle_exit(worker, None if message is None else message["lost"])
+                    self._handle_exit(worker, (message or {}).get("lost"))
                 elif "ready" in message:
                     self._workers[worker].is_ready = True
-                elif "refused" in message:
-                    raise InputError(message["refused"])
-                elif "bug" in message:
-                    raise failed_worker(message["bug"])
                 else:
+                    raise_reported(message)
                     yield self._handle_result(worker, Finished.from_dict(message))
         if self._first_given_up is not None and requested() is None:
             raise IncompleteError(self._first_given_up)
@@ -133,7 +124,7 @@ class _WorkerGroup:
             if state.is_free:
                 worker.send({"stop": True})
         for worker, state in self._workers.items():
-            worker.end(_STOP_SECONDS if state.is_free else 0.0)
+            worker.end(5.0 if state.is_free else 0.0)  # seconds to exit by itself
         self._workers.clear()
 
     @property
@@ -141,9 +132,14 @@ class _WorkerGroup:
         return sum(state.group is not None for state in self._workers.values())
 
     def _assign(self) -> None:
-        """Start as many workers as there are groups for, and assign a group to each free worker."""
+        """Start as many workers as there are groups for, and assign a group to each free worker.
+
+        After a signal, only the groups in progress are finished.
+        """
+        if requested() is not None:
+            self._waiting.clear()
         while len(self._workers) < min(self._num_workers, len(self._waiting) + self._num_busy):
-            worker = WorkerProcess(_ENTRY, self._task.search_path)
+            worker = WorkerProcess(f"{__name__}:worker_main", self._task.search_path)
             worker.send({"recipe": self._task.recipe.to_json()})
             self._workers[worker] = _Assignment()
         for worker, state in self._workers.items():
@@ -203,15 +199,9 @@ def worker_main(descriptor: int) -> None:
     """Score groups for the driver at the other end of this socket until it requests a stop."""
     channel = WorkerChannel(descriptor)
     task = Task(Recipe.from_json(channel.next()["recipe"]))
-    try:
+    with channel.reporting():
         scorer = task.build()
         channel.send({"ready": True})
         while "stop" not in (request := channel.next()):
             group = tuple(Trial(*values) for values in request["group"])
             channel.send(perform(scorer, group, is_own=task.recipe.is_own).to_dict())
-    except IncompleteError as error:
-        channel.send({"lost": str(error)})
-    except DpauditError as error:
-        channel.send({"refused": str(error)})
-    except Exception:  # noqa: BLE001  # raised again by the driver
-        channel.send({"bug": traceback.format_exc()})

@@ -47,8 +47,6 @@ _EPSILON = 8.0
 _CANARIES = "blank", "mislabelled"
 _ONE_RUN = "many, one run"  # many mislabelled canaries in a single run
 _PRINTED = {0.1: 23.4, 1.0: 26.8, 10.0: 41.0}  # Table 2, by clipping norm
-_LARGEST = 44.0  # from Table 2
-_PAPER_MODELS = 2_000  # half of them with the canary
 
 
 class FinalModels(Figure):
@@ -82,10 +80,10 @@ class FinalModels(Figure):
         lines = []
         for column in values_of(rows, "column"):
             for canary in (*_CANARIES, _ONE_RUN):
-                found = only(rows, column=column, canary=canary)
-                bounds = [mean_text(only(found, method=method, rule=rule)) for method, rule in pairs]
+                cell_rows = only(rows, column=column, canary=canary)
+                bounds = [mean_text(only(cell_rows, method=method, rule=rule)) for method, rule in pairs]
                 number = "1" if canary == _ONE_RUN else f"{settings['num_models'][column]:,}"
-                lines.append((column, canary, number, f"{mean(found, 'accuracy'):.1%}", *bounds))
+                lines.append((column, canary, number, f"{mean(cell_rows, 'accuracy'):.1%}", *bounds))
         header = ("training", "canary", "models", "accuracy", *(method_label(*pair) for pair in pairs))
         compared = [
             ("CIFAR-10 WRN-16, f-DP(ZB)", "about 1.6", _largest_bound(rows, "CIFAR-10 WRN-16")),
@@ -119,9 +117,11 @@ def _one_run(column: str, work: Work) -> Row:
 
 def _largest_bound(rows: Rows, column: str) -> str:
     """Return the largest f-DP(ZB) bound, chosen on the same data, of columns that start with this name."""
-    own = [row for row in rows if str(row["column"]).startswith(column) and row["method"] == "f-DP(ZB)"]
-    found = [float(row["epsilon"] or 0) for row in own if row["rule"] == SAME_DATA]
-    return f"{max(found):.2f}" if found else "not run at this scale"
+    column_rows = [
+        row for row in rows if str(row["column"]).startswith(column) and row["method"] == "f-DP(ZB)"
+    ]
+    epsilons = [float(row["epsilon"] or 0) for row in column_rows if row["rule"] == SAME_DATA]
+    return f"{max(epsilons):.2f}" if epsilons else "not run at this scale"
 
 
 def _settings(trained: dict[str, tuple[dict[str, Any], int]], num_canaries: int = 100) -> dict[str, Any]:
@@ -131,40 +131,6 @@ def _settings(trained: dict[str, tuple[dict[str, Any], int]], num_canaries: int 
         "columns": {column: size for column, (size, _) in trained.items()},
         "num_models": {column: number for column, (_, number) in trained.items()},
     }
-
-
-BLACK_BOX = FinalModels(
-    name="black-box",
-    title="Blank and mislabelled canaries, final models only, epsilon = 8",
-    paper="Figure in section 6.4, 1,000 models with the canary and 1,000 without: about 1.6 on CIFAR-10 with "
-    "WRN-16 by f-DP(ZB), significantly less elsewhere, nothing on random data.",
-    settings={
-        Scale.TINY: _settings({"CIFAR-10 MLP": (TINY, 8), "Purchase": (TINY, 8)}, num_canaries=8),
-        Scale.CPU: _settings(
-            {
-                "CIFAR-10 MLP": (sizes(500, 50, 200, 0.3), 1_000),
-                "CIFAR-10 ConvNet": (sizes(100, 8, 40, 0.5), 120),
-                "Purchase": (sizes(800, 64, 100, 0.3), 1_000),
-                "Random ConvNet": (sizes(100, 8, 40, 0.5), 120),
-            }
-        ),
-        Scale.PAPER: _settings(
-            {
-                "CIFAR-10 WRN-16": (PAPER_WIDE, 2_000),
-                "CIFAR-10 ConvNet": (PAPER_CONV, 2_000),
-                "Purchase": (PAPER_DENSE, 2_000),
-                "Random WRN-16": (PAPER_WIDE, 2_000),
-            }
-        ),
-    },
-    has_processes=True,
-    needs=(CIFAR10, PURCHASE),
-    remarks=(
-        "The curve is composed over the whole training run. Ours is a single run with many mislabelled "
-        "canaries, each included by a fair coin, and guesses about them (Mahloujifar et al. 2024). Below the "
-        "paper's scale, WRN-16 is omitted: training hundreds of them takes days without a GPU.",
-    ),
-)
 
 
 class ClippingOnly(Figure):
@@ -212,11 +178,11 @@ class ClippingOnly(Figure):
         lines = [
             _line(rows, norm, canary) for norm in values_of(rows, "max_grad_norm") for canary in _CANARIES
         ]
-        counts = tuple(dict.fromkeys((_PAPER_MODELS, number)))
+        counts = tuple(dict.fromkeys((2_000, number)))
         largest = [
             (
                 f"f-DP({short}), {level}",
-                f"{_LARGEST:.1f}" if short == "ZB" else "",
+                "44.0" if short == "ZB" else "",
                 *(f"{_without_error(f'f-DP({short})', count, confidence):.2f}" for count in counts),
             )
             for short, level, confidence in (
@@ -241,9 +207,9 @@ class ClippingOnly(Figure):
 
 
 def _line(rows: Rows, norm: float, canary: str) -> tuple[str, ...]:
-    found = only(rows, max_grad_norm=norm, canary=canary)
-    bounds = [f"{mean(only(found, method=method, rule=rule)):.1f}" for method, rule in pairs_of(rows)]
-    return f"C = {norm:g}", canary, f"{_PRINTED[norm]:.1f}", f"{mean(found, 'accuracy'):.1%}", *bounds
+    cell_rows = only(rows, max_grad_norm=norm, canary=canary)
+    bounds = [f"{mean(only(cell_rows, method=method, rule=rule)):.1f}" for method, rule in pairs_of(rows)]
+    return f"C = {norm:g}", canary, f"{_PRINTED[norm]:.1f}", f"{mean(cell_rows, 'accuracy'):.1%}", *bounds
 
 
 def _without_error(method: str, num_models: int, confidence: float = CONFIDENCE) -> float:
@@ -256,23 +222,59 @@ def _clipping_settings(column: str, size: dict[str, Any], num_models: int) -> di
     return {"columns": {column: size}, "norms": tuple(_PRINTED), "num_models": num_models}
 
 
-CLIPPING_ONLY = ClippingOnly(
-    name="clipping-only",
-    title="Clipping without noise, final models only",
-    paper="Table 2, 1,000 models with the canary and 1,000 without, f-DP(ZB): 23.4, 26.8 and 41.0 at C = "
-    "0.1, 1 and 10; the largest possible bound with that many models is 44.0.",
-    settings={
-        Scale.TINY: _clipping_settings("CIFAR-10 MLP", TINY, 8),
-        Scale.CPU: _clipping_settings("CIFAR-10 MLP", sizes(200, 25, 100, 1.0), 2_000),
-        Scale.PAPER: _clipping_settings("CIFAR-10 WRN-16", PAPER_WIDE, 2_000),
-    },
-    has_processes=True,
-    needs=(CIFAR10,),
-    remarks=(
-        "The paper's 44.0 is closest to the 5 % quantile of the posterior, 44.06; by its own definition, a "
-        "95 % bound is the 2.5 % quantile, 42.56. The learning rate is divided by C, so that clipped steps "
-        "have equal length; the paper does not state whether it does the same. Below the paper's scale, the "
-        "model is a small dense network. The Gaussian rows assume a Gaussian mechanism, which nothing here "
-        f'guarantees; rows labeled "{SAME_DATA}" choose the threshold on the counted data.',
+FINAL_MODELS = (
+    FinalModels(
+        name="black-box",
+        title="Blank and mislabelled canaries, final models only, epsilon = 8",
+        paper="Figure in section 6.4, 1,000 models with the canary and 1,000 without: about 1.6 on CIFAR-10 "
+        "with WRN-16 by f-DP(ZB), significantly less elsewhere, nothing on random data.",
+        settings={
+            Scale.TINY: _settings({"CIFAR-10 MLP": (TINY, 8), "Purchase": (TINY, 8)}, num_canaries=8),
+            Scale.CPU: _settings(
+                {
+                    "CIFAR-10 MLP": (sizes(500, 50, 200, 0.3), 1_000),
+                    "CIFAR-10 ConvNet": (sizes(100, 8, 40, 0.5), 120),
+                    "Purchase": (sizes(800, 64, 100, 0.3), 1_000),
+                    "Random ConvNet": (sizes(100, 8, 40, 0.5), 120),
+                }
+            ),
+            Scale.PAPER: _settings(
+                {
+                    "CIFAR-10 WRN-16": (PAPER_WIDE, 2_000),
+                    "CIFAR-10 ConvNet": (PAPER_CONV, 2_000),
+                    "Purchase": (PAPER_DENSE, 2_000),
+                    "Random WRN-16": (PAPER_WIDE, 2_000),
+                }
+            ),
+        },
+        has_processes=True,
+        needs=(CIFAR10, PURCHASE),
+        remarks=(
+            "The curve is composed over the whole training run. Ours is a single run with many mislabelled "
+            "canaries, each included by a fair coin, and guesses about them (Mahloujifar et al. 2024). "
+            "Below the paper's scale, WRN-16 is omitted: training hundreds of them takes days without a GPU.",
+        ),
+    ),
+    ClippingOnly(
+        name="clipping-only",
+        title="Clipping without noise, final models only",
+        paper="Table 2, 1,000 models with the canary and 1,000 without, f-DP(ZB): 23.4, 26.8 and 41.0 at C = "
+        "0.1, 1 and 10; the largest possible bound with that many models is 44.0.",
+        settings={
+            Scale.TINY: _clipping_settings("CIFAR-10 MLP", TINY, 8),
+            Scale.CPU: _clipping_settings("CIFAR-10 MLP", sizes(200, 25, 100, 1.0), 2_000),
+            Scale.PAPER: _clipping_settings("CIFAR-10 WRN-16", PAPER_WIDE, 2_000),
+        },
+        has_processes=True,
+        needs=(CIFAR10,),
+        remarks=(
+            "The paper's 44.0 is closest to the 5 % quantile of the posterior, 44.06; by its own "
+            "definition, a 95 % bound is the 2.5 % quantile, 42.56. The learning rate is divided by C, so "
+            "that clipped steps have equal length; the paper does not state whether it does the same. Below "
+            "the paper's scale, the model is a small dense network. The Gaussian rows assume a Gaussian "
+            "mechanism, which nothing here "
+            f'guarantees; rows labeled "{SAME_DATA}" choose the threshold on the counted data.',
+        ),
     ),
 )
+"""Figures of final models."""

@@ -33,7 +33,6 @@ _CONV = "CIFAR-10 ConvNet"
 _CORRECT, _CLIPPED, _SEEDS = "correct", "1: clipped after the mean", "2: noise of 100 seeds"
 _TOO_SMALL = "3: noise for"
 _TRUE = {_CORRECT: _CLAIMED, **{f"{_TOO_SMALL} {epsilon}": epsilon for epsilon in (1.57, 1.87, 2.17)}}
-_LONG = {"canary": {"kind": "dirac", "scale": 1000.0}}  # larger norm than all other gradients combined
 
 
 def _noise_multiplier(epsilon: float) -> float:
@@ -41,16 +40,20 @@ def _noise_multiplier(epsilon: float) -> float:
 
 
 def _variants() -> dict[str, Variant]:
-    found = {
+    variants = {
         _CORRECT: Variant(column=_CONV),
-        _CLIPPED: Variant(column=_CONV, audit=_LONG, training={"fault": {"name": "clipped-after-mean"}}),
+        _CLIPPED: Variant(
+            column=_CONV,
+            audit={"canary": {"kind": "dirac", "scale": 1000.0}},
+            training={"fault": {"name": "clipped-after-mean"}},
+        ),
         _SEEDS: Variant(column=_CONV, training={"fault": {"name": "few-seeds"}}),
     }
     for name, epsilon in _TRUE.items():
         factor = _noise_multiplier(epsilon) / _noise_multiplier(_CLAIMED)
         fault = {"fault": {"name": "noise-too-small", "factor": factor}}
-        found.setdefault(name, Variant(column=_CONV, training=fault))
-    return found
+        variants.setdefault(name, Variant(column=_CONV, training=fault))
+    return variants
 
 
 # whether the method detects the violation in the paper's figures
@@ -68,25 +71,25 @@ def _detection_tables(rows: Rows, _: Settings) -> list[Table]:
         *((method, SAME_DATA) for method in PAPER_METHODS),
         *((method, HALF) for method in (*PAPER_METHODS, OURS)),
     ]
-    lines = [(method_label(*one), *(_detection_cell(rows, *one, name) for name in names)) for one in pairs]
+    lines = [(method_label(*pair), *(_detection_cell(rows, *pair, name) for name in names)) for pair in pairs]
     title = f"Does the bound exceed the claimed {_CLAIMED}? (here / in the paper)"
     return [Table(title=title, header=("method", *names), rows=lines)]
 
 
 def _detection_cell(rows: Rows, method: str, rule: str, name: str) -> str:
-    found = mean(only(rows, variant=name, method=method, rule=rule))
-    ours = "yes" if found is not None and found > _CLAIMED else "no"
+    epsilon = mean(only(rows, variant=name, method=method, rule=rule))
+    ours = "yes" if epsilon is not None and epsilon > _CLAIMED else "no"
     said = _DETECTED_IN_PAPER[name].get(method) if rule == SAME_DATA else None
     return ours if said is None else f"{ours} / {'yes' if said else 'no'}"
 
 
 def _draw(rows: Rows) -> Picture:
     """Return the first two violations as bars and the third over the true epsilon, as in the paper."""
-    found = [_bars_beside_correct(rows, name) for name in (_CLIPPED, _SEEDS) if only(rows, variant=name)]
+    panels = [_bars_beside_correct(rows, name) for name in (_CLIPPED, _SEEDS) if only(rows, variant=name)]
     scaled = [{**row, "true": _TRUE[str(row["variant"])]} for row in rows if row["variant"] in _TRUE]
     over = bounds_panel(scaled, "true", "true epsilon per step", _CLAIMED, title="3: too little noise")
     series = [*over.series, diagonal(sorted(values_of(scaled, "true")))]
-    return Picture(panels=[*found, replace(over, series=series, level_label="claimed")])
+    return Picture(panels=[*panels, replace(over, series=series, level_label="claimed")])
 
 
 def _bars_beside_correct(rows: Rows, name: str) -> Panel:

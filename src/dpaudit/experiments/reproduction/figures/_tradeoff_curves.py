@@ -11,7 +11,7 @@ import math
 import numpy as np
 from scipy import special
 
-from dpaudit.accounting import SubsampledGaussian, epsilon_above, noise_for_epsilon
+from dpaudit.accounting import SubsampledGaussian, noise_for_epsilon
 from dpaudit.experiments.reproduction._figure import (
     Figure,
     Key,
@@ -37,7 +37,7 @@ from dpaudit.experiments.reproduction._panels import (
     rates_series,
     values_of,
 )
-from dpaudit.experiments.reproduction._simulation import DELTA
+from dpaudit.experiments.reproduction._simulation import DELTA, training_epsilon
 from dpaudit.stats import ApproximateDP, Gaussian, Laplace, PiecewiseLinear, RandomizedResponse, TradeOff
 from dpaudit.stats.tradeoffs import ratio_epsilon
 
@@ -85,9 +85,9 @@ class TradeoffCurves(Figure):
         """Compare the curves by their smallest sum of error rates: the further below 1, the worse."""
         lines = []
         for name in values_of(rows, "mechanism"):
-            found = only(rows, mechanism=name)
-            least = min(map(sum, zip(*rates_of(found), strict=True)))
-            parameter = f"{found[0]['symbol']} = {float(found[0]['parameter'] or 0):.4g}"
+            curve_rows = only(rows, mechanism=name)
+            least = min(map(sum, zip(*rates_of(curve_rows), strict=True)))
+            parameter = f"{curve_rows[0]['symbol']} = {float(curve_rows[0]['parameter'] or 0):.4g}"
             lines.append((_LABELS.get(name, name), parameter, f"{1 - least:.4f}"))
         first, second = (rates_of(only(rows, mechanism=name))[1] for name in (_APPROXIMATE, _RESPONSE))
         gap = max(abs(a - b) for a, b in zip(first, second, strict=True))
@@ -100,20 +100,6 @@ class TradeoffCurves(Figure):
             ),
             comparison_table([overlap]),
         ]
-
-
-TRADEOFFS = TradeoffCurves(
-    name="tradeoffs",
-    title="Trade-off curves of mechanisms at epsilon = 1, delta = 1e-5",
-    paper="Figure in section 4: mechanisms with the same (epsilon, delta) have different curves; that of "
-    "randomized response overlaps with that of (epsilon, delta)-DP.",
-    settings=simulated(
-        {"epsilon": 1.0, "num_points": 401, "sample_rate": 4096 / 50000, "num_steps": 2500},
-        num_points=21,
-        num_steps=10,
-    ),
-    remarks=("Curves are computed, not measured: none of these numbers is a bound.",),
-)
 
 
 class PrivacyRegions(Figure):
@@ -165,17 +151,6 @@ class PrivacyRegions(Figure):
         ]
 
 
-REGIONS = PrivacyRegions(
-    name="regions",
-    title="Privacy regions at epsilon = 1, delta = 1e-5",
-    paper="Figure in section 4: the region of the Gaussian mechanism lies inside that of (epsilon, "
-    "delta)-DP and touches it only near the corners; a nearly optimal attack with fpr = 0.23 shows "
-    "epsilon = 0.3.",
-    settings=simulated({"epsilon": 1.0, "num_points": 401}, num_points=21),
-    remarks=("Regions are computed, not measured: none of these numbers is a bound.",),
-)
-
-
 class LineApproximation(Figure):
     """Algorithm 4: a trade-off curve as the maximum of a few lines."""
 
@@ -194,7 +169,7 @@ class LineApproximation(Figure):
         if curve == _EXACT:
             return rates_rows(fpr, exact)
         lines = _lines(family, parameter, curve)
-        made = lines.fnr(1.0, fpr)
+        approximate = lines.fnr(1.0, fpr)
         epsilons, deltas = np.array(lines.epsilons)[:, None], np.array(lines.deltas)[:, None]
         steep = np.maximum(0, 1 - deltas - np.exp(epsilons) * fpr)
         flat = np.exp(-epsilons) * (1 - deltas - fpr)
@@ -202,7 +177,9 @@ class LineApproximation(Figure):
         concluded = _concluded(family, parameter, curve, work.settings["halvings"])
         return [
             {**point, "least": float(least), "lost": float(gap), "concluded": concluded}
-            for point, least, gap in zip(rates_rows(fpr, made), printed, exact - made, strict=True)
+            for point, least, gap in zip(
+                rates_rows(fpr, approximate), printed, exact - approximate, strict=True
+            )
         ]
 
     def picture(self, rows: Rows, settings: Settings) -> Picture:
@@ -222,9 +199,11 @@ class LineApproximation(Figure):
             for curve in values_of(rows, "curve"):
                 if curve == _EXACT:
                     continue
-                found = only(rows, mechanism=name, curve=curve)
-                lost, least = max(numbers(found, "lost")), max(numbers(found, "least"))
-                lines.append((name, curve, f"{lost:.4f}", f"{found[0]['concluded']:.2f}", f"{least:.1g}"))
+                curve_rows = only(rows, mechanism=name, curve=curve)
+                lost, least = max(numbers(curve_rows, "lost")), max(numbers(curve_rows, "least"))
+                lines.append(
+                    (name, curve, f"{lost:.4f}", f"{curve_rows[0]['concluded']:.2f}", f"{least:.1g}")
+                )
         header = (
             "mechanism",
             "lines",
@@ -250,7 +229,7 @@ def _lines(family: TradeOff, parameter: float, curve: str) -> PiecewiseLinear:
 def _epsilon(family: TradeOff, parameter: float, delta: float) -> float:
     """Return epsilon at delta; for DP-SGD, directly from its privacy loss distribution."""
     if isinstance(family, SubsampledGaussian):
-        return epsilon_above(1 / parameter, family.sample_rate, family.num_steps, delta)
+        return training_epsilon(1 / parameter, family.sample_rate, family.num_steps, delta)
     return family.epsilon(parameter, delta)
 
 
@@ -268,28 +247,53 @@ def _concluded(family: TradeOff, parameter: float, curve: str, halvings: int) ->
     return _epsilon(family, low, DELTA)
 
 
-PLD = LineApproximation(
-    name="pld",
-    title="Algorithm 4 with 10 and 100 lines against the exact curve",
-    paper="Figure in appendix A: ten lines are close to the curve; they lose an epsilon of the order of 0.1.",
-    settings=simulated(
-        {
-            "epsilon": 8.0,
-            "num_points": 401,
-            "num_lines": (10, 100),
-            "mechanisms": ("Gaussian", "DP-SGD"),
-            "sample_rate": 4096 / 50000,
-            "num_steps": 2500,
-            "halvings": 12,
-        },
-        num_points=41,
-        num_lines=(10,),
-        num_steps=10,
-        halvings=3,
+CURVES = (
+    TradeoffCurves(
+        name="tradeoffs",
+        title="Trade-off curves of mechanisms at epsilon = 1, delta = 1e-5",
+        paper="Figure in section 4: mechanisms with the same (epsilon, delta) have different curves; that of "
+        "randomized response overlaps with that of (epsilon, delta)-DP.",
+        settings=simulated(
+            {"epsilon": 1.0, "num_points": 401, "sample_rate": 4096 / 50000, "num_steps": 2500},
+            num_points=21,
+            num_steps=10,
+        ),
+        remarks=("Curves are computed, not measured: none of these numbers is a bound.",),
     ),
-    remarks=(
-        "The paper's algorithm takes the minimum of the lines, spaced linearly in delta. Every line is a "
-        "guarantee, so the curve is their maximum; the minimum is valid but vacuous. Curves are computed, "
-        "not measured: none of these numbers is a bound.",
+    PrivacyRegions(
+        name="regions",
+        title="Privacy regions at epsilon = 1, delta = 1e-5",
+        paper="Figure in section 4: the region of the Gaussian mechanism lies inside that of (epsilon, "
+        "delta)-DP and touches it only near the corners; a nearly optimal attack with fpr = 0.23 shows "
+        "epsilon = 0.3.",
+        settings=simulated({"epsilon": 1.0, "num_points": 401}, num_points=21),
+        remarks=("Regions are computed, not measured: none of these numbers is a bound.",),
+    ),
+    LineApproximation(
+        name="pld",
+        title="Algorithm 4 with 10 and 100 lines against the exact curve",
+        paper="Figure in appendix A: ten lines are close to the curve; they lose an epsilon of the order of "
+        "0.1.",
+        settings=simulated(
+            {
+                "epsilon": 8.0,
+                "num_points": 401,
+                "num_lines": (10, 100),
+                "mechanisms": ("Gaussian", "DP-SGD"),
+                "sample_rate": 4096 / 50000,
+                "num_steps": 2500,
+                "halvings": 12,
+            },
+            num_points=41,
+            num_lines=(10,),
+            num_steps=10,
+            halvings=3,
+        ),
+        remarks=(
+            "The paper's algorithm takes the minimum of the lines, spaced linearly in delta. Every line is a "
+            "guarantee, so the curve is their maximum; the minimum is valid but vacuous. Curves are "
+            "computed, not measured: none of these numbers is a bound.",
+        ),
     ),
 )
+"""Figures of computed curves."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_runs import MODES, POOLS, FaultyRun, config_of, failures, num_kept, observations, result
+from robustness_runs import MODES, POOLS, FaultyRun, config_of, failures, num_kept, observations, result
 from typer.testing import CliRunner
 
 from dpaudit.cli._app import app

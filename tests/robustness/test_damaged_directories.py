@@ -519,17 +519,17 @@ def test_scores_of_another_kind_of_run_are_refused(small: Runs) -> None:
     assert f"Expected no {small.at / 'with_canary.npy'} in a run of mode one-run" in text
 
 
-def test_a_private_file_that_a_rescue_left_may_be_removed(small: Runs) -> None:
+def test_a_private_file_that_a_killed_process_left_may_be_removed(small: Runs) -> None:
     small.restored("finished")
-    path = small.at / "trials.sqlite3.damaged"
+    path = small.at / "trials.sqlite3-journal"
     path.write_bytes(b"seeds")
-    assert "trials.sqlite3.damaged" in small._call("verify", small.at)[2]
+    assert "trials.sqlite3-journal" in small._call("verify", small.at)[2]
     seal(small.at)
     assert small._call("verify", small.at)[0] == 0
     path.unlink()
     status, _, text = small._call("verify", small.at)
     assert status == 0
-    assert "Removed since the run was sealed: trials.sqlite3.damaged." in text
+    assert "Removed since the run was sealed: trials.sqlite3-journal." in text
 
 
 def test_a_run_that_ended_before_it_was_sealed_is_sealed_by_the_next_one(small: Runs) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from fault_runs import FaultyRun, start
+from robustness_runs import FaultyRun, start
 
 
 @pytest.fixture

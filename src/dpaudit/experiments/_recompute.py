@@ -1,0 +1,413 @@
+"""Check the directory of a run without its data: recompute its result from the scores, and compare.
+
+``dpaudit verify`` does only this; ``dpaudit run`` and ``dpaudit report`` do it before they repeat a stored
+result. The methods follow from the config: a result cannot choose a confidence, a bound or a method of its
+own, nor omit one. What cannot be recomputed, such as power, tests, likely causes and what is not covered,
+only the seal protects; ``docs/run.md`` lists it. An unfinished run is checked by its checksums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import dpaudit
+from dpaudit import _io
+from dpaudit._io import read_json
+from dpaudit._provenance import digest, seed_digest
+from dpaudit.diagnostics import Check, Diagnosis, Finding
+from dpaudit.errors import DpauditError, IncompleteError, InputError, quoted, said
+from dpaudit.experiments._black_box_analysis import THRESHOLD_RULES
+from dpaudit.experiments._run_analysis import (
+    RESULT_SCHEMA,
+    RETRIED,
+    RunAnalysis,
+    StoredScores,
+    analyze,
+)
+from dpaudit.experiments._seal import Seal, check_seal, check_unfinished, require_checksum
+from dpaudit.methods import REVERSED
+from dpaudit.stats import Bound, Power, Verdict, number, unrefuted, verdict_sentence
+
+
+class Status(StrEnum):
+    """What is known about the directory of a run."""
+
+    SEALED = "sealed"
+    """Every file is as the run left it, and counts, bounds and verdict follow from the scores."""
+    UNSEALED = "unsealed"
+    """There is a result, but no manifest, so it was not checked; what it can be derived from is intact."""
+    UNFINISHED = "unfinished"
+    """There is no result yet; what is stored is intact."""
+    REFUSED = "refused"
+    """A file has changed, or numbers do not follow from the scores."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The result of a finished run, whose files and numbers were checked."""
+
+    values: dict[str, Any]
+    seal: Seal
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """The status of a directory, with verdict and seal of a finished run, or the error of a refused one."""
+
+    directory: str
+    status: Status
+    verdict: str | None = None
+    seal: str | None = None
+    remarks: tuple[str, ...] = ()
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**vars(self), "status": str(self.status), "remarks": list(self.remarks)}
+
+
+def verify(folder: str | Path) -> Verification:
+    """Check the directory of a run; what is wrong is part of the result."""
+    path = _io.expanded(folder)
+    try:
+        finished = verify_finished(path)
+        if finished is None:
+            remarks = tuple(check_unfinished(path))
+            status = Status.UNSEALED if (path / "result.json").exists() else Status.UNFINISHED
+            return Verification(directory=str(folder), status=status, remarks=remarks)
+    except InputError as error:
+        return Verification(directory=str(folder), status=Status.REFUSED, error=str(error))
+    seal, remarks = finished.seal, finished.remarks
+    if seal.uncovered:
+        remarks = (*remarks, f"Not part of the run, and not sealed: {', '.join(seal.uncovered):.400}.")
+    return Verification(
+        directory=str(folder),
+        status=Status.SEALED,
+        verdict=finished.values.get("verdict"),
+        seal=seal.digest,
+        remarks=remarks,
+    )
+
+
+def verify_finished(folder: Path) -> Verified | None:
+    """Return the checked result of a sealed run; None without a seal.
+
+    Such a run can be resumed: its numbers are then computed again from the checkpoint or the stored trials.
+    """
+    seal = check_seal(folder)
+    if seal is None:
+        return None
+    values = read_json(folder / "result.json")
+    return Verified(values, seal, remarks_on(folder, values, seal))
+
+
+def remarks_on(folder: Path, values: Mapping[str, Any], seal: Seal | None) -> tuple[str, ...]:
+    """Recompute a result; return what a reader has to know, raise if it contradicts the scores."""
+    if seal is None:
+        raise InputError(
+            f"Expected manifest.json in {folder}, but it is missing: the run was interrupted before it was "
+            "sealed, or the manifest was removed; restore it, or repeat the dpaudit run command, which "
+            "derives the result again and seals it."
+        )
+    verify_against_scores(folder, values)
+    return (f"Removed since the run was sealed: {', '.join(seal.absent)}.",) if seal.absent else ()
+
+
+def verify_against_scores(folder: Path, values: Mapping[str, Any]) -> None:
+    """Raise unless a result is what follows from scores, config and starts, or if these are missing."""
+    path = folder / "result.json"
+    with _as_damage(path):
+        config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+        raise_on_mismatch(path, "config.json", values, _config_values(values, config), rel_tol=0.0)
+        scores = _read_scores(folder, values, config.get("config", {}).get("audit"))
+        analysis = _analyze(scores)
+        writer = _writer(values)
+        reason = f", or version {writer} of dpaudit, which the run names, computed it otherwise"
+        raise_on_mismatch(
+            path,
+            "follows from the other files of the run",
+            values,
+            _recomputed_values(values, scores, analysis),
+            reason="" if writer == dpaudit.__version__ else reason,
+        )
+        raise_on_mismatch(path, "provenance.json", values, _start_values(folder), rel_tol=0.0)
+
+
+def raise_on_mismatch(
+    path: Path,
+    source: str,
+    stored: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    *,
+    rel_tol: float = 1e-5,
+    reason: str = "",
+) -> None:
+    """Raise on the first stored value that differs from what ``source``, a file or a clause, gives."""
+    source = f"in {source}" if source.endswith(".json") else source
+    for key, value, other in iter_differences("", stored, expected, rel_tol=rel_tol):
+        raise InputError(
+            f"Expected {quoted(key)[1:-1]} = {_shown(other)} in {path}, as {source}, got {_shown(value)}: "
+            f"one of them has changed{reason}."
+        )
+
+
+def iter_differences(
+    key: str, stored: object, expected: object, *, rel_tol: float
+) -> Iterator[tuple[str, object, object]]:
+    """Yield key, stored and expected value of the innermost differences; further stored keys are ignored.
+
+    Numbers may differ by ``rel_tol``, because other machines and versions of SciPy round differently. All
+    else must be equal.
+    """
+    children = _children(stored, expected)
+    if children is None:
+        if stored != expected and not _is_close(key, stored, expected, rel_tol):
+            yield key, stored, expected
+        return
+    for name, value, other in children:
+        yield from iter_differences(f"{key}.{name}".lstrip("."), value, other, rel_tol=rel_tol)
+
+
+def _children(stored: object, expected: object) -> list[tuple[object, object, object]] | None:
+    """Return name, stored and expected value of what two tables or lists contain; None for other values."""
+    if isinstance(expected, Mapping) and isinstance(stored, Mapping):
+        return [(name, stored.get(name), value) for name, value in expected.items()]
+    if isinstance(expected, list) and isinstance(stored, list) and len(expected) == len(stored):
+        pairs = enumerate(zip(stored, expected, strict=True))
+        return [
+            (other.get("name", place) if isinstance(other, Mapping) else place, value, other)
+            for place, (value, other) in pairs
+        ]
+    return None
+
+
+def _is_close(key: str, stored: object, expected: object, rel_tol: float) -> bool:
+    numbers = [value for value in (stored, expected) if isinstance(value, int | float)]
+    if len(numbers) < 2 or isinstance(stored, bool) or isinstance(expected, bool):
+        return False
+    is_small = key.endswith(("delta", "p_value", "adjusted"))  # zero is far from the smallest of them
+    return math.isclose(*numbers, rel_tol=rel_tol, abs_tol=0.0 if is_small else rel_tol / 10)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list) and all(isinstance(row, Mapping) and "name" in row for row in value):
+        value = [row["name"] for row in value]
+    return "nothing" if value is None else f"{value!a:.200}"  # without control characters
+
+
+@contextmanager
+def _as_damage(path: Path) -> Iterator[None]:
+    """Add the name of the result to errors; a value of another type is damage."""
+    try:
+        yield
+    except InputError as error:
+        if str(path.parent) in str(error):
+            raise
+        raise InputError(f"{str(error).removesuffix('.')}, in {path}.") from error
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"Expected the result of a run in {path}, but it is damaged; delete it and run the same command "
+            "again to recreate it."
+        ) from error
+
+
+def _writer(values: Mapping[str, Any]) -> str:
+    """Return the version of dpaudit that a run names."""
+    version = values["provenance"]["packages"]["dpaudit"]
+    return ascii(str(version))[1:41].removesuffix("'")
+
+
+def _read_scores(folder: Path, values: Mapping[str, Any], table: Mapping[str, Any] | None) -> StoredScores:
+    """Return the scores of a run, after checking that they can be counted; ``table`` is that of its config.
+
+    Raise if a value that the analysis computes with has another type, as only an edit leaves it.
+    """
+    if values.get("schema_version") != RESULT_SCHEMA:
+        raise InputError(f"Expected schema_version={RESULT_SCHEMA}, got another one.")
+    audit = table or values.get("audit") or {}
+    for key in ("noise_multiplier", "sample_rate", "num_steps", "delta"):
+        number(values, key)
+    kinds = {"methods": list | None, "first_steps": int | None, "num_guesses": int | None}
+    wrong = [
+        key for key, kind in {"confidence": float, **kinds}.items() if not isinstance(audit.get(key), kind)
+    ]
+    if audit.get("threshold") not in (None, *THRESHOLD_RULES):
+        wrong.append("threshold")
+    for key in wrong:
+        raise InputError(f"Expected audit.{key} as a run writes it, got {quoted(audit.get(key))}.")
+    scores = StoredScores.read(folder, values, audit)
+    try:
+        if not scores.are_guessed:
+            _ = scores.observations
+    except InputError as error:
+        raise InputError(f"The observations in {folder} are damaged. {error}") from error
+    return scores
+
+
+def _analyze(scores: StoredScores) -> RunAnalysis:
+    """Analyze scores that were read and counted: what fails now is dpaudit, and nothing is damaged."""
+    try:
+        return analyze(scores)
+    except (DpauditError, MemoryError):
+        raise
+    except Exception as error:
+        raise IncompleteError(f"dpaudit failed with {type(error).__name__}: {said(error)}") from error
+
+
+def _recomputed_values(
+    values: Mapping[str, Any], scores: StoredScores, analysis: RunAnalysis
+) -> dict[str, Any]:
+    """Return all values of a result that follow from the analysis that the config implies."""
+    notes = {"notes": [REVERSED]} if analysis.is_reversed and REVERSED not in values["notes"] else {}
+    return {
+        "claim": analysis.claim,
+        "bound": _bound_values(values, analysis.bound),
+        "delta": scores.values["delta"],
+        "confidence": analysis.confidence,
+        "shapes": analysis.shapes,
+        "methods": analysis.methods,
+        "one_run_bound": None,
+        "mode": scores.audit["mode"],
+        **({"canary": scores.audit["canary"]} if "canary" in values else {}),
+        **analysis.more,
+        **_size_values(values, scores),
+        **_verdict_values(values, analysis),
+        **notes,
+    }
+
+
+def _bound_values(values: Mapping[str, Any], bound: Bound) -> dict[str, Any]:
+    """Return the bound; it has one more assumption if failed training runs were repeated."""
+    expected, stored = bound.to_dict(), values["bound"]["assumptions"]
+    if stored and str(stored[-1]).startswith(RETRIED) and values["mode"] == "many-runs":
+        expected["assumptions"] = [*expected["assumptions"], stored[-1]]
+    return expected
+
+
+def _size_values(values: Mapping[str, Any], scores: StoredScores) -> dict[str, Any]:
+    """Return the numbers of canaries, steps and models that the scores show."""
+    if "with_canary" in scores.arrays:
+        return {"num_models": sum(len(array) for array in scores.arrays.values())}
+    if "log_likelihood_ratios" in scores.arrays or scores.are_guessed:
+        size = scores.arrays["present"].size
+        return {"num_canaries": size, "num_done": values["num_steps"], "stopped_early": False}
+    return _step_sizes(values, scores)
+
+
+def _step_sizes(values: Mapping[str, Any], scores: StoredScores) -> dict[str, Any]:
+    num_recorded, width = scores.arrays["scores"].shape
+    num_planned = scores.audit.get("first_steps") or values["num_steps"]
+    is_stopped = values["stopped_early"] is True and scores.audit["stop_on_violation"] is True
+    if num_recorded > num_planned or (num_recorded < num_planned and not is_stopped):
+        raise InputError(f"Expected the scores of {num_planned!s:.40} steps, got those of {num_recorded}.")
+    num_done = values["num_done" if is_stopped else "num_steps"]
+    if num_recorded < num_planned:  # it was stopped before all scores were recorded
+        num_done = num_recorded
+    num_canaries = 1 if values["mode"] == "paper" else width
+    return {"num_canaries": num_canaries, "num_done": num_done, "stopped_early": is_stopped}
+
+
+def _verdict_values(values: Mapping[str, Any], analysis: RunAnalysis) -> dict[str, Any]:
+    """Return the verdict that follows from bound and tests, and everything that depends on it."""
+    result = analysis.result
+    if result is None:
+        missing = dict.fromkeys(("refuted", "estimate", "diagnosis"))
+        if analysis.refutes is None:
+            return {"verdict": None, "sentence": None, **missing}
+        verdict = _verdict(values, analysis, is_refuted=analysis.refutes)
+        return {"verdict": verdict.name, "sentence": verdict.value, **missing}
+    diagnosis = _recomputed_diagnosis(values, analysis.tests)
+    result = replace(result, diagnosis=diagnosis)
+    verdict = _verdict(values, analysis, is_refuted=bool(result.refuted))
+    return {
+        "verdict": verdict.name,
+        "refuted": list(result.refuted),
+        "sentence": verdict_sentence(verdict, result.refuted, result.hypothesis.condition),
+        "p_value": result.p_value,
+        "diagnosis": None if diagnosis is None else _finding_values(diagnosis),
+        "estimate": None if values.get("stopped_early") is True else result.estimate.to_dict(),
+    }
+
+
+def _verdict(values: Mapping[str, Any], analysis: RunAnalysis, *, is_refuted: bool) -> Verdict:
+    """Return the verdict; whether a claim that is not refuted could have been rests on the stored power."""
+    if is_refuted:
+        return Verdict.VIOLATION
+    if analysis.result is not None and analysis.result.is_blind:
+        return Verdict.UNDERPOWERED
+    claim = (float(analysis.claim[key]) for key in ("epsilon", "parameter"))  # "inf" is a float, too
+    return unrefuted(Power.from_dict(values["power"]), *claim)
+
+
+def _recomputed_diagnosis(values: Mapping[str, Any], confidence: float | None) -> Diagnosis | None:
+    """Return the findings that follow from the p-values, and those that need no test; None if untested."""
+    stored = values["diagnosis"]
+    if confidence is None:
+        return None
+    if stored is None:
+        if not any(str(text).startswith("the noise is not tested") for text in values["not_covered"]):
+            raise InputError("Expected the tests of the noise, got no diagnosis.")
+        return None
+    checks = [Check(sentence="", **_test_values(row)) for row in stored["tests"]]
+    names = {check.name for check in checks}
+    certain = [
+        Finding(adjusted=0.0, sentence="", **_test_values(row))
+        for row in stored["findings"]
+        if row["name"] not in names
+    ]
+    return Diagnosis.of(checks, confidence=confidence, certain=certain)
+
+
+def _test_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    estimate = row.get("estimate")
+    return {
+        "name": str(row["name"]),
+        "p_value": float(row["p_value"]),
+        "estimate": math.nan if estimate is None else float(estimate),
+    }
+
+
+def _finding_values(diagnosis: Diagnosis) -> dict[str, Any]:
+    keys = "name", "p_value", "adjusted"
+    rows = [{key: getattr(finding, key) for key in keys} for finding in diagnosis.findings]
+    return {"confidence": diagnosis.confidence, "findings": rows}
+
+
+def _config_values(values: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a result that the config decides; none if it was removed: it holds the seeds."""
+    if not stored:
+        return {}
+    config, resolved = stored["config"], stored["resolved"]
+    training, audit = config["training"], config["audit"]
+    seeds = {"run": resolved["seed"], **resolved["seeds"]}
+    provenance = {
+        "data": resolved["data_digest"],
+        "configuration": digest({key: value for key, value in config.items() if key != "seed"}),
+        "seeds": {name: seed_digest(name, seed) for name, seed in seeds.items()},
+    }
+    return {
+        "noise_multiplier": resolved["noise_multiplier"],
+        "sample_rate": resolved["sample_rate"],
+        "num_steps": training["num_steps"],
+        "delta": training["delta"],
+        "mode": audit["mode"],
+        "threat_model": config["threat_model"],
+        "audit": audit,
+        "provenance": provenance,
+        **({"canary": audit["canary"]} if "canary" in values else {}),
+    }
+
+
+def _start_values(folder: Path) -> dict[str, Any]:
+    """Return the provenance that the starts of the run give its result."""
+    path = folder / "provenance.json"
+    first, *later = require_checksum(path, read_json(path), "run the config again elsewhere")["starts"]
+    started = {key: value for key, value in first.items() if key != "at"}
+    return {"provenance": {**started, "started": first["at"], "resumed": later or None}}
