@@ -15,9 +15,6 @@ from dpaudit import _validate
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_WORDS = 624  # state of the Mersenne Twister
-_STATE_AT = 24  # bytes before the words in torch's state: seed, words left, flag, next
-
 
 @dataclass(frozen=True, kw_only=True)
 class Seeds:
@@ -57,13 +54,15 @@ def generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Gen
     """
     entropy = secrets.randbits(256) if seed is None else _validate.whole("seed", seed, low=0)
     sequence = np.random.SeedSequence(entropy)
-    made = torch.Generator(device)
-    made.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
-    if made.device.type == "cpu":
-        state, words = made.get_state(), sequence.generate_state(_WORDS, np.uint32).astype(np.uint64)
-        state[_STATE_AT : _STATE_AT + 8 * _WORDS] = torch.from_numpy(words.view(np.uint8).copy())
-        made.set_state(state)
-    return made
+    rng = torch.Generator(device)
+    rng.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+    if rng.device.type == "cpu":
+        num_words = 624  # state of the Mersenne Twister
+        start = 24  # bytes before the words in torch's state: seed, words left, flag, next
+        state, words = rng.get_state(), sequence.generate_state(num_words, np.uint32).astype(np.uint64)
+        state[start : start + 8 * num_words] = torch.from_numpy(words.view(np.uint8).copy())
+        rng.set_state(state)
+    return rng
 
 
 def generators(seeds: Seeds, device: torch.device | str = "cpu") -> dict[str, torch.Generator]:

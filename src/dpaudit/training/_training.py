@@ -31,8 +31,6 @@ from dpaudit.training.gradients import (
     trainable,
 )
 
-_FLOAT, _VECTORS = 4, 4  # bytes; weights, sum, noise and update
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
@@ -236,7 +234,7 @@ class Training:
             "num_done": self.num_done,
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "generators": {name: made.get_state() for name, made in self._generators.items()},
+            "generators": {name: rng.get_state() for name, rng in self._generators.items()},
             "sampling": self._sampling.state_dict() if isinstance(self._sampling, Stateful) else {},
             "hooks": [hook.state_dict() for hook in self.hooks],
         }
@@ -248,12 +246,12 @@ class Training:
             self.num_done = _validate.whole("num_done", state["num_done"], low=0)
             self.model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
-            for name, made in self._generators.items():
-                made.set_state(state["generators"][name])
+            for name, rng in self._generators.items():
+                rng.set_state(state["generators"][name])
             if isinstance(self._sampling, Stateful):
                 self._sampling.load_state_dict(state["sampling"])
-            for hook, kept in zip(self.hooks, state["hooks"], strict=True):
-                hook.load_state_dict(kept)
+            for hook, hook_state in zip(self.hooks, state["hooks"], strict=True):
+                hook.load_state_dict(hook_state)
 
 
 def _require_memory(data: Dataset, settings: DPSGD, model: nn.Module) -> None:
@@ -263,7 +261,7 @@ def _require_memory(data: Dataset, settings: DPSGD, model: nn.Module) -> None:
     copies = 3 if settings.augmentation is not None else 1  # padded, cropped and flipped
     _validate.fits_memory(
         f"batches of {batch:,.0f} examples with multiplicity={settings.multiplicity} and {data!r}",
-        _FLOAT * (inputs * copies + _VECTORS * num_parameters(model)),
+        4 * (inputs * copies + 4 * num_parameters(model)),  # bytes; weights, sum, noise and update
     )
 
 

@@ -163,9 +163,9 @@ class SameSeedForLeaves(GaussianSum):
     def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
         seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
         keys = [torch.Generator(like.device).manual_seed(seed) for _ in self.leaves]
-        parts = like.split_with_sizes(self.leaves)
+        pieces = like.split_with_sizes(self.leaves)
         return torch.cat(
-            [super(SameSeedForLeaves, self).noise(p, k) for p, k in zip(parts, keys, strict=True)]
+            [super(SameSeedForLeaves, self).noise(p, k) for p, k in zip(pieces, keys, strict=True)]
         )
 
 

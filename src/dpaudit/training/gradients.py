@@ -137,13 +137,13 @@ class DenseRows:
     gradients: Sequence[Tensor]
 
     def norms(self) -> Tensor:
-        parts = [torch.linalg.vector_norm(part.flatten(1), dim=1) for part in self.gradients]
-        return torch.stack(parts).square().sum(dim=0).sqrt()
+        norms_of_leaves = [torch.linalg.vector_norm(leaf.flatten(1), dim=1) for leaf in self.gradients]
+        return torch.stack(norms_of_leaves).square().sum(dim=0).sqrt()
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        sizes = [part[0].numel() for part in self.gradients]
-        for part, piece in zip(self.gradients, torch.split_with_sizes(out, sizes), strict=True):
-            piece.add_(weights @ without_skipped(part.flatten(1), weights))
+        sizes = [leaf[0].numel() for leaf in self.gradients]
+        for leaf, piece in zip(self.gradients, torch.split_with_sizes(out, sizes), strict=True):
+            piece.add_(weights @ without_skipped(leaf.flatten(1), weights))
 
 
 def without_skipped(rows: Tensor, weights: Tensor) -> Tensor:
@@ -167,8 +167,8 @@ def vmap_rows(model: nn.Module, loss: Loss, batch: Batch) -> Iterator[DenseRows]
     gradients: Any = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
     views = batch.views
     for first in range(0, len(batch), chunk):
-        part = slice(first, first + chunk)
-        yield DenseRows(list(gradients(parameters, views[part], batch.targets[part]).values()))
+        rows = slice(first, first + chunk)
+        yield DenseRows(list(gradients(parameters, views[rows], batch.targets[rows]).values()))
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
@@ -219,8 +219,8 @@ class LinearRows:
         return torch.stack([layer.squared_norms() for layer in self.layers]).sum(dim=0).sqrt()
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        parts = torch.split_with_sizes(out, [value.numel() for value in self.parameters])
-        pieces = {id(value): part.view_as(value) for value, part in zip(self.parameters, parts, strict=True)}
+        leaves = torch.split_with_sizes(out, [value.numel() for value in self.parameters])
+        pieces = {id(value): leaf.view_as(value) for value, leaf in zip(self.parameters, leaves, strict=True)}
         for layer in self.layers:
             layer.add_weighted(weights, pieces)
 
@@ -272,7 +272,7 @@ def chain(model: nn.Module) -> list[nn.Module] | None:
     leaves = _leaves(model)
     weights = [id(value) for leaf in leaves for value in leaf.parameters(recurse=False)]
     # hooks may change inputs or outputs, as torch's older weight norm does
-    has_hooks = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    has_hooks = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     return None if has_hooks or len(weights) != len(set(weights)) else leaves
 
 
@@ -308,10 +308,10 @@ def checked(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trainable parameters by name, tied parameters only once."""
-    found = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    if not found:
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    if not parameters:
         raise InputError("Expected a model with at least one parameter that requires a gradient.")
-    return found
+    return parameters
 
 
 def num_parameters(model: nn.Module) -> int:

@@ -96,9 +96,9 @@ class _Block(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         active = functional.relu(self.norm1(values))
-        kept = values if self.shortcut is None else self.shortcut(active)
+        shortcut = values if self.shortcut is None else self.shortcut(active)
         inner = self.conv1(active)
-        outputs: Tensor = kept + self.conv2(functional.relu(self.norm2(inner)))
+        outputs: Tensor = shortcut + self.conv2(functional.relu(self.norm2(inner)))
         return outputs
 
 

@@ -19,8 +19,6 @@ from dpaudit._torch import HeldOutData, tensor_fingerprints
 from dpaudit.canaries import split_indices
 from dpaudit.errors import InputError
 
-_CHUNK = 1_000  # examples that are converted together
-
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -64,9 +62,9 @@ class Dataset:
         indices = indices.to(self.inputs.device)
         return as_inputs(self.inputs.index_select(0, indices)), self.targets.index_select(0, indices)
 
-    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def chunks(self, chunk_size: int = 1_000) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the inputs and targets of all examples in order, in chunks, ready for a model."""
-        for indices in torch.arange(len(self)).split(_CHUNK):  # type: ignore[no-untyped-call]
+        for indices in torch.arange(len(self)).split(chunk_size):  # type: ignore[no-untyped-call]
             yield self.at(indices)
 
     def to(self, device: torch.device | str) -> Dataset:
@@ -79,7 +77,7 @@ class Dataset:
             raise InputError(f"Expected num_first={num_first} in [1, {len(self) - 1}].")
         first, rest = slice(None, num_first), slice(num_first, None)
         return tuple(  # type: ignore[return-value]
-            replace(self, inputs=self.inputs[part], targets=self.targets[part]) for part in (first, rest)
+            replace(self, inputs=self.inputs[side], targets=self.targets[side]) for side in (first, rest)
         )
 
 
@@ -101,8 +99,8 @@ def hold_out(
     >>> hold_out(digits(), 297)
     (Dataset(1,500 examples of 1 x 8 x 8, 10 classes), HeldOutData(297 examples, 10 classes))
     """
-    kept, held = map(torch.from_numpy, split_indices(len(data), num_held_out, seed))
-    rest = replace(data, inputs=data.inputs[kept], targets=data.targets[kept])
+    remaining, held = map(torch.from_numpy, split_indices(len(data), num_held_out, seed))
+    rest = replace(data, inputs=data.inputs[remaining], targets=data.targets[remaining])
     inputs, targets = data.at(held)
     seen = fingerprints_of(rest) | (set() if apart_from is None else fingerprints_of(apart_from))
     return rest, HeldOutData.split_off(inputs, targets, data.num_classes).apart_from(seen)
@@ -110,7 +108,7 @@ def hold_out(
 
 def fingerprints_of(data: Dataset) -> set[int]:
     """Return the fingerprints of all inputs, after scaling."""
-    return {one for inputs, _ in data.chunks() for one in tensor_fingerprints(inputs)}
+    return {fingerprint for inputs, _ in data.chunks() for fingerprint in tensor_fingerprints(inputs)}
 
 
 def digits() -> Dataset:

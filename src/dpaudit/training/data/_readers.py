@@ -21,14 +21,8 @@ from dpaudit._io import NOT_AN_ARRAY, open_file
 from dpaudit.errors import InputError
 from dpaudit.training.data._dataset import Dataset
 
-_CIFAR10_SOURCE = "cifar-10-binary.tar.gz at https://www.cs.toronto.edu/~kriz/cifar.html"
-_IDX_SOURCE = "the MNIST or Fashion-MNIST distribution"
 _TABLES_SOURCE = "https://github.com/privacytrustlab/datasets"
-_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-_TEST = ("test_batch.bin",)
 _RECORD = 1 + 3 * 32 * 32  # CIFAR-10: the class, then the red, green and blue pixels
-_GZIP = b"\x1f\x8b"
-_BYTES = 0x08  # idx's code for unsigned bytes
 _INPUTS, _TARGETS = ("features", "inputs", "x"), ("labels", "targets", "y")
 
 
@@ -37,7 +31,9 @@ def cifar10(directory: str | Path, *, train: bool = True) -> Dataset:
     folder = Path(directory)
     inner = folder / "cifar-10-batches-bin"  # the folder inside the archive
     folder = inner if inner.is_dir() else folder
-    paths = [_first_existing(folder, [name], _CIFAR10_SOURCE) for name in (_TRAIN if train else _TEST)]
+    names = [f"data_batch_{number}.bin" for number in range(1, 6)] if train else ["test_batch.bin"]
+    source = "cifar-10-binary.tar.gz at https://www.cs.toronto.edu/~kriz/cifar.html"
+    paths = [_first_existing(folder, [name], source) for name in names]
     records = np.concatenate([_records(path) for path in paths])
     images = np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, 32, 32)
     return Dataset(torch.from_numpy(images), torch.from_numpy(records[:, 0].astype(np.int64)), 10)
@@ -56,25 +52,27 @@ def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
 
 def idx_images(directory: str | Path, *, train: bool = True, num_classes: int = 10) -> Dataset:
     """Read images and labels from ``train-images-idx3-ubyte`` and its siblings, gzipped or not."""
-    part = "train" if train else "t10k"
-    images = _read(_find_idx(directory, f"{part}-images", 3), dimensions=3)
-    labels = _read(_find_idx(directory, f"{part}-labels", 1), dimensions=1)
+    prefix = "train" if train else "t10k"
+    images = _read(_find_idx(directory, f"{prefix}-images", 3), dimensions=3)
+    labels = _read(_find_idx(directory, f"{prefix}-labels", 1), dimensions=1)
     inputs = torch.from_numpy(images)[:, None]
     return Dataset(inputs, torch.from_numpy(labels.astype(np.int64)), num_classes)
 
 
 def _find_idx(directory: str | Path, stem: str, dimensions: int) -> Path:
     plain = [f"{stem}{mark}idx{dimensions}-ubyte" for mark in "-."]
-    return _first_existing(directory, [name + end for name in plain for end in ("", ".gz")], _IDX_SOURCE)
+    names = [name + end for name in plain for end in ("", ".gz")]
+    return _first_existing(directory, names, "the MNIST or Fashion-MNIST distribution")
 
 
 def _read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     with open_file(path) as file:
         content = file.read()
-    if content.startswith(_GZIP):
+    if content.startswith(b"\x1f\x8b"):
         content = _unzipped(path, content)
     header = 4 * (1 + dimensions)
-    if len(content) < header or content[:4] != bytes((0, 0, _BYTES, dimensions)):
+    # 8 is the code of idx for unsigned bytes
+    if len(content) < header or content[:4] != bytes((0, 0, 8, dimensions)):
         raise InputError(f"Expected an idx file of bytes with {dimensions} dimensions in {path}.")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     values = np.frombuffer(content, dtype=np.uint8, offset=header)

@@ -96,9 +96,9 @@ class Ensemble:
                 f"{len(present)}."
             )
         blocks = range(0, len(seeds), self.at_once)
-        parts = [slice(first, first + self.at_once) for first in blocks]
+        slices = [slice(first, first + self.at_once) for first in blocks]
         weights = [
-            self._train_block([Seeds.of(seed) for seed in seeds[part]], present[part]) for part in parts
+            self._train_block([Seeds.of(seed) for seed in seeds[block]], present[block]) for block in slices
         ]
         return TrainedModels(torch.cat(weights), self._pattern)
 

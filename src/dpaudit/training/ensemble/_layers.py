@@ -73,10 +73,10 @@ class Stack:
         outputs, calls = self._forward(flat, inputs)
         total = checked(loss, outputs, targets) @ real.to(outputs.dtype)
         gradients = torch.autograd.grad(total, [values for _, _, values in calls])
-        known = [squares, *[None] * (len(calls) - 1)]
+        first_squares = [squares, *[None] * (len(calls) - 1)]
         layers = [
             layer.gradients(before.detach(), gradient, norms)
-            for (layer, before, _), gradient, norms in zip(calls, gradients, known, strict=True)
+            for (layer, before, _), gradient, norms in zip(calls, gradients, first_squares, strict=True)
         ]
         return StackedRows(layers, self.sizes, len(flat))
 
@@ -101,9 +101,7 @@ def _leaf(module: nn.Module, dimensions: int) -> StackedLayer | nn.Module | None
     if type(module) is nn.Linear:
         return StackedLinear(module) if dimensions == 2 else None
     if type(module) is nn.Conv2d:
-        is_plain = module.groups == 1 and module.padding_mode == "zeros"
-        is_plain = is_plain and not isinstance(module.padding, str) and dimensions == 4
-        return StackedConv(module) if is_plain else None
+        return StackedConv(module) if dimensions == 4 and _is_plain_convolution(module) else None
     if type(module) is nn.Flatten:
         return module if (module.start_dim, module.end_dim) == (1, -1) else None
     if type(module) not in _PLAIN or getattr(module, "return_indices", False):
@@ -112,6 +110,10 @@ def _leaf(module: nn.Module, dimensions: int) -> StackedLayer | nn.Module | None
         module = copy.deepcopy(module)
         module.inplace = False  # type: ignore[assignment]
     return module
+
+
+def _is_plain_convolution(module: nn.Conv2d) -> bool:
+    return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,8 +135,8 @@ class StackedRows:
         return total.sqrt_().view(self.num_models, -1)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        for layer, part in zip(self.layers, out.split_with_sizes(list(self.sizes), dim=1), strict=True):
-            layer.add_weighted(weights, part)
+        for layer, piece in zip(self.layers, out.split_with_sizes(list(self.sizes), dim=1), strict=True):
+            layer.add_weighted(weights, piece)
 
 
 class LayerGradients(Protocol):

@@ -26,7 +26,6 @@ Score = Callable[[Tensor, int], Tensor]
 
 _ROUNDING = 1e-9  # relative to the largest squared singular value: smaller differences are rounding errors
 # a shorter projection is mostly rounding error; below a million features, some unit vector has a longer one
-_MIN_PART = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,16 +42,16 @@ class TrainedModels:
         """Return the outputs of all models for the same inputs, with shape models x inputs x classes."""
         pattern = copy.deepcopy(self.pattern).to(self.weights.device).eval()
         with torch.inference_mode():
-            found = [functional_call(pattern, named(pattern, row), (inputs,)) for row in self.weights]
-        return torch.stack(found)
+            outputs = [functional_call(pattern, named(pattern, row), (inputs,)) for row in self.weights]
+        return torch.stack(outputs)
 
     def module(self, number: int) -> nn.Module:
         """Return one of the models as a new module."""
-        made = copy.deepcopy(self.pattern).to(self.weights.device)
+        model = copy.deepcopy(self.pattern).to(self.weights.device)
         with torch.no_grad():
-            for name, value in named(made, self.weights[number]).items():
-                made.get_parameter(name).copy_(value)
-        return made
+            for name, value in named(model, self.weights[number]).items():
+                model.get_parameter(name).copy_(value)
+        return model
 
 
 def named(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
@@ -137,7 +136,7 @@ def joined(data: Dataset, example: Example) -> Dataset:
         raise InputError(f"Expected a canary of shape {data.shape}, got {tuple(example.inputs.shape)}.")
     target = torch.tensor([example.target]).to(data.targets)
     alone = replace(data, inputs=example.inputs[None].to(data.inputs.device), targets=target)
-    inputs = [part.at(torch.arange(len(part)))[0] for part in (data, alone)]
+    inputs = [examples.at(torch.arange(len(examples)))[0] for examples in (data, alone)]
     return replace(data, inputs=torch.cat(inputs), targets=torch.cat([data.targets, target]))
 
 
@@ -153,21 +152,24 @@ def clip_bkd(data: Dataset, model: nn.Module) -> Example:
     inputs, _ = data.at(torch.arange(len(data)))
     rows = inputs.flatten(1)
     squares, vectors = torch.linalg.eigh(rows.T.double() @ rows.double())  # by increasing singular value
-    direction = _canonical_direction(vectors[:, squares <= squares[0] + _ROUNDING * squares[-1]])
+    rounding = 1e-9 * squares[-1]  # smaller differences of squared singular values are rounding
+    direction = _canonical_direction(vectors[:, squares <= squares[0] + rounding])
     norms = rows.norm(dim=1)
     length = norms[norms > 0].min() if bool((norms > 0).any()) else torch.tensor(1.0)
-    found = (direction.to(rows.dtype) * length).view(data.shape)
+    inputs_of_canary = (direction.to(rows.dtype) * length).view(data.shape)
     model.eval()
     with torch.inference_mode():
-        target = int(model(found[None])[0].argmin())
-    return Example(found, target)
+        target = int(model(inputs_of_canary[None])[0].argmin())
+    return Example(inputs_of_canary, target)
 
 
 def _canonical_direction(space: Tensor) -> Tensor:
     """Return a direction in a space, independent of its basis: the projection of a fixed vector on it."""
     fixed = torch.ones(len(space), dtype=space.dtype)
-    parts = (space @ (space.T @ one) for one in (fixed, *torch.eye(len(space), dtype=space.dtype)))
-    return nn.functional.normalize(next(part for part in parts if part.norm() > _MIN_PART), dim=0)
+    vectors = fixed, *torch.eye(len(space), dtype=space.dtype)
+    projections = (space @ (space.T @ vector) for vector in vectors)
+    long_enough = (projection for projection in projections if projection.norm() > 1e-3)
+    return nn.functional.normalize(next(long_enough), dim=0)
 
 
 def log_odds(logits: Tensor, target: int) -> Tensor:
@@ -180,9 +182,9 @@ def log_odds(logits: Tensor, target: int) -> Tensor:
     tensor([100.,   0.], dtype=torch.float64)
     """
     others = logits.double()
-    own = others[:, target].clone()
+    logit = others[:, target].clone()
     rest = torch.cat([others[:, :target], others[:, target + 1 :]], dim=1)
-    return own - rest.logsumexp(dim=1)
+    return logit - rest.logsumexp(dim=1)
 
 
 def negative_loss(logits: Tensor, target: int) -> Tensor:

@@ -42,8 +42,8 @@ def train_stacked(
         indices = table.view(-1).to(flat.device)
         inputs, targets = data.at(indices)
         real = (torch.arange(table.shape[1]) < sizes[:, None]).view(-1).to(flat.device)
-        known = None if squares is None else squares.index_select(0, indices)
-        rows = stack.rows(flat, inputs, targets, real=real, loss=loss, squares=known)
+        batch_squares = None if squares is None else squares.index_select(0, indices)
+        rows = stack.rows(flat, inputs, targets, real=real, loss=loss, squares=batch_squares)
         optimizer.step(private_sum(mechanism, rows, sizes, noise, total), expected_batch_size)
     return flat
 
@@ -61,9 +61,9 @@ def private_sum(
         mechanism.add([rows], out)
         return out
     mechanism.add([rows], out.zero_())
-    for total, size, own in zip(out, sizes.tolist(), generators, strict=True):
+    for total, size, rng in zip(out, sizes.tolist(), generators, strict=True):
         finished = mechanism.finish(total, size)
-        total.copy_(finished + mechanism.noise(finished, own))
+        total.copy_(finished + mechanism.noise(finished, rng))
     return out
 
 
@@ -112,7 +112,7 @@ def drawn_batches(*, num_examples: int, present: bool, settings: DPSGD, seeds: S
     others, canary = np.random.SeedSequence(seeds.sampling).spawn(2)
     heads = _heads(num_examples * settings.num_steps, settings.sample_rate, np.random.default_rng(others))
     ends = np.searchsorted(heads, num_examples * np.arange(1, settings.num_steps))
-    batches = [part % num_examples for part in np.split(heads, ends)]
+    batches = [heads_of_step % num_examples for heads_of_step in np.split(heads, ends)]
     if present:
         joins = np.random.default_rng(canary).random(settings.num_steps) < settings.sample_rate
         batches = [
@@ -126,14 +126,14 @@ def _heads(num_coins: int, probability: float, rng: np.random.Generator) -> IntA
     """Return the indices of heads in a sequence of coin flips."""
     if probability == 1.0:
         return np.arange(num_coins)
-    found, last = [], -1
+    chunks, last = [], -1
     while last < num_coins - 1:
         mean = (num_coins - 1 - last) * probability
         # almost always enough gaps to reach the end; otherwise, more are drawn
         gaps = rng.geometric(probability, size=int(mean + 5 * mean**0.5) + 1)
-        found.append(last + np.cumsum(gaps))
-        last = int(found[-1][-1])
-    heads = np.concatenate([np.empty(0, np.int64), *found])
+        chunks.append(last + np.cumsum(gaps))
+        last = int(chunks[-1][-1])
+    heads = np.concatenate([np.empty(0, np.int64), *chunks])
     return heads[heads < num_coins]
 
 
