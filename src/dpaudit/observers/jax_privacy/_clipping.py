@@ -65,17 +65,35 @@ class JaxClip:
         """The microbatch size, which must divide the number of examples."""
         return self._settings["microbatch_size"] or 1
 
-    def measured(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], total: Any) -> jax.Array:
-        """Return the norm of a sum, its number of rows, and 1 if that is the number of examples, else 0.
+    def measured(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
+        """Return what is known of a call: norm and rows of its sum, the weights, the largest gradient.
 
         A loop that does not mark its padding may have any number of padding rows.
         """
+        total, aux = result[:2] if self.has_aux else (result, None)
         leaves, padding = self._batch(args), kwargs.get("is_padding_example")
         count = leaves[0].shape[0] if leaves else 0
-        rows = count if padding is None else count - jnp.sum(padding)
         squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(total)]
-        known = 0.0 if padding is None else 1.0
-        return jnp.stack([jnp.sqrt(sum(squares)), jnp.asarray(rows, jnp.float32), jnp.float32(known)])
+        norms = getattr(aux, "grad_norms", None)
+        if norms is not None and padding is not None:
+            norms = jnp.where(jnp.asarray(padding, bool), 0.0, norms)
+        return {
+            "norm": jnp.sqrt(sum(squares)),
+            "num_rows": jnp.asarray(count if padding is None else count - jnp.sum(padding)),
+            "has_padding": jnp.asarray(padding is None),
+            "weights": self._weights(args, total),
+            "max_row_norm": None if norms is None else jnp.max(norms, initial=0.0),
+        }
+
+    def _weights(self, args: tuple[Any, ...], total: Any) -> Any:
+        """Return the argument with respect to which gradients are computed, recognized by its shapes."""
+        leaves, structure = jax.tree.flatten(total)
+        shapes = [leaf.shape for leaf in leaves]
+        for position, value in enumerate(args):
+            is_batch, others = position in self._settings["batch_argnums"], jax.tree.flatten(value)
+            if not is_batch and others[1] == structure and [*map(jnp.shape, others[0])] == shapes:
+                return value
+        return None
 
     def _batch(self, args: tuple[Any, ...]) -> list[Any]:
         """Return the arrays of the batch, whose first axis is that of the examples."""
@@ -88,8 +106,8 @@ class JaxClip:
         leaves, padding = self._batch(args), kwargs.get("is_padding_example")
         if not leaves:
             return jnp.zeros((0, 2), jnp.uint32)
-        found: jax.Array = _digests(leaves, jnp.zeros(len(leaves[0]), bool) if padding is None else padding)
-        return found
+        digests: jax.Array = _digests(leaves, jnp.zeros(len(leaves[0]), bool) if padding is None else padding)
+        return digests
 
     def total(self, args: tuple[Any, ...], rows: Any) -> Any:
         """Return the clipped sum of ``rows``; arguments other than the batch are those in ``args``."""
