@@ -87,12 +87,12 @@ class JaxClip:
 
     def _weights(self, args: tuple[Any, ...], total: Any) -> Any:
         """Return the argument with respect to which gradients are computed, recognized by its shapes."""
-        leaves, structure = jax.tree.flatten(total)
-        shapes = [leaf.shape for leaf in leaves]
+        shapes, structure = _shapes_and_structure(total)
         for position, value in enumerate(args):
-            is_batch, others = position in self._settings["batch_argnums"], jax.tree.flatten(value)
-            if not is_batch and others[1] == structure and [*map(jnp.shape, others[0])] == shapes:
-                return value
+            if position not in self._settings["batch_argnums"]:
+                others, other_structure = _shapes_and_structure(value)
+                if others == shapes and other_structure == structure:
+                    return value
         return None
 
     def _batch(self, args: tuple[Any, ...]) -> list[Any]:
@@ -248,6 +248,11 @@ def _words(leaf: jax.Array) -> jax.Array:
     bits = 8 * leaf.dtype.itemsize
     unsigned = jnp.uint32 if bits > 32 else jnp.dtype(f"uint{bits}")
     return jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32)
+
+
+def _shapes_and_structure(tree: Any) -> tuple[list[Any], Any]:
+    leaves, structure = jax.tree.flatten(tree)
+    return [jnp.shape(leaf) for leaf in leaves], structure
 
 
 def _with_arguments(args: Sequence[Any], new: Mapping[int, Any]) -> list[Any]:

@@ -222,8 +222,10 @@ class StepCallbacks:
             step = step.plus(release.step)
         released, total, examples = np.sum([release.vectors for release in releases], axis=0)
         assert self._sample is not None  # since the first gradient
-        whole = {"max_noise": (float(sampled["max_noise"]), float(self._num_parameters))}
-        whole |= {"sum_norm": float(sampled["sum_norm"])}
+        whole = {
+            "max_noise": (float(sampled["max_noise"]), float(self._num_parameters)),
+            "sum_norm": float(sampled["sum_norm"]),
+        }
         self._steps.record(
             scores=np.sum([release.scores for release in releases], axis=0),
             present=present,
