@@ -81,8 +81,8 @@ class InputInsertion:
         is_due, inputs, targets = self._callbacks.call(self._current_examples, shapes)
         loss = partial(clip.loss, args)
 
-        def gradient(one: Any, target: Any) -> jax.Array:
-            return flat(clip.gradient(args, one, target))
+        def gradient(example: Any, target: Any) -> jax.Array:
+            return flat(clip.gradient(args, example, target))
 
         if self._canary.uses_weights:
             assert self._data is not None  # required for this canary
@@ -103,9 +103,9 @@ class InputInsertion:
 
     def _first_examples(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         rng = self._coins.rng(index, _CRAFTING)
-        made = first_examples(self._canary, self._data, self._coins.num_canaries, rng)
+        examples = first_examples(self._canary, self._data, self._coins.num_canaries, rng)
         # only NumPy: callbacks from compiled code must not use JAX, which would deadlock
-        inputs, targets = (part.astype(jax.dtypes.canonicalize_dtype(part.dtype)) for part in made)
+        inputs, targets = (array.astype(jax.dtypes.canonicalize_dtype(array.dtype)) for array in examples)
         return inputs, targets
 
     def _note_inputs(self, inputs: Any, sums: Any, stray: Any, along: CanaryDirections) -> None:
@@ -185,9 +185,9 @@ def _directions(
     ``norms`` are the clipping norm and the largest contribution of one example to the sum.
     """
     clip_norm, most = norms
-    found = jnp.linalg.norm(rows, axis=1)
-    is_usable = jnp.isfinite(found) & (found > _MIN_NORM * clip_norm)
-    directions = jnp.where(is_usable[:, None], rows / jnp.where(is_usable, found, 1.0)[:, None], 0.0)
-    lengths = jnp.where(is_usable, jnp.minimum(found / clip_norm, 1.0) * most, 1.0)
-    own = joins * jnp.sum(directions * alone, axis=1)
-    return CanaryDirections(directions, lengths, directions @ inserted - own, inserted, losses=None)
+    row_norms = jnp.linalg.norm(rows, axis=1)
+    is_usable = jnp.isfinite(row_norms) & (row_norms > _MIN_NORM * clip_norm)
+    directions = jnp.where(is_usable[:, None], rows / jnp.where(is_usable, row_norms, 1.0)[:, None], 0.0)
+    lengths = jnp.where(is_usable, jnp.minimum(row_norms / clip_norm, 1.0) * most, 1.0)
+    along_itself = joins * jnp.sum(directions * alone, axis=1)
+    return CanaryDirections(directions, lengths, directions @ inserted - along_itself, inserted, losses=None)

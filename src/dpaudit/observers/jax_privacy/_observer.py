@@ -314,17 +314,17 @@ def _plus_shared(total: Any, call: _ClipCall, shared: list[SharedLeaf], lengths:
     leaves, structure = jax.tree.flatten(call.like)
     count = call.clip.multiple * math.ceil(lengths.size / call.clip.multiple)
     rows = [
-        jnp.pad((own.values * lengths).T, ((0, count - lengths.size), (0, 0)))
+        jnp.pad((places.values * lengths).T, ((0, count - lengths.size), (0, 0)))
         .reshape(_narrow(leaf, count))
         .astype(leaf.dtype)
-        for leaf, own in zip(leaves, shared, strict=True)
+        for leaf, places in zip(leaves, shared, strict=True)
     ]
     sums = jax.tree.leaves(call.total(jax.tree.unflatten(structure, rows)))
-    parts = [
-        jnp.ravel(before).at[own.coordinates].add(jnp.ravel(part), mode="drop").reshape(leaf.shape)
-        for before, leaf, own, part in zip(jax.tree.leaves(total), leaves, shared, sums, strict=True)
+    joined = [
+        jnp.ravel(before).at[places.coordinates].add(jnp.ravel(added), mode="drop").reshape(leaf.shape)
+        for before, leaf, places, added in zip(jax.tree.leaves(total), leaves, shared, sums, strict=True)
     ]
-    return jax.tree.unflatten(structure, parts)
+    return jax.tree.unflatten(structure, joined)
 
 
 def _clipped_compact(call: _ClipCall, compact: list[CompactLeaf], lengths: jax.Array, size: int) -> Any:
@@ -333,24 +333,24 @@ def _clipped_compact(call: _ClipCall, compact: list[CompactLeaf], lengths: jax.A
 
     def clipped(chunk: Any) -> list[jax.Array]:
         rows = [
-            _matrix(own.values * lengths[own.numbers], own.numbers % size, size)
+            _matrix(entries.values * lengths[entries.numbers], entries.numbers % size, size)
             .reshape(_narrow(leaf, size))
             .astype(leaf.dtype)
-            for leaf, own in zip(leaves, chunk, strict=True)
+            for leaf, entries in zip(leaves, chunk, strict=True)
         ]
         total = call.total(jax.tree.unflatten(structure, rows))
-        return [jnp.ravel(part) for part in jax.tree.leaves(total)]
+        return [jnp.ravel(leaf) for leaf in jax.tree.leaves(total)]
 
     if len(compact[0].values) > 1 and isinstance(lengths, jax.core.Tracer):  # otherwise compiled in each step
         sums = jax.lax.scan(lambda _, chunk: (None, clipped(chunk)), None, compact)[1]
     else:
         chunks = [[leaf.chunk(number) for leaf in compact] for number in range(len(compact[0].values))]
-        sums = [jnp.stack(parts) for parts in zip(*map(clipped, chunks), strict=True)]
-    parts = [
-        jnp.zeros(leaf.size, total.dtype).at[own.coordinates].add(total, mode="drop").reshape(leaf.shape)
-        for leaf, own, total in zip(leaves, compact, sums, strict=True)
+        sums = [jnp.stack(totals) for totals in zip(*map(clipped, chunks), strict=True)]
+    placed = [
+        jnp.zeros(leaf.size, total.dtype).at[entries.coordinates].add(total, mode="drop").reshape(leaf.shape)
+        for leaf, entries, total in zip(leaves, compact, sums, strict=True)
     ]
-    return jax.tree.unflatten(structure, parts)
+    return jax.tree.unflatten(structure, placed)
 
 
 def _matrix(values: jax.Array, rows: jax.Array, num_rows: int) -> jax.Array:

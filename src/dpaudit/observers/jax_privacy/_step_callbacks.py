@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -213,13 +213,14 @@ class StepCallbacks:
             return
         vectors = [np.asarray(sampled[name], np.float64) for name in ("released", "total")]
         self._releases.append(_Release(scores, pending, np.stack([*vectors, scale * pending.examples])))
-        if len(self._releases) < self._num_releases:
-            return
+        if len(self._releases) == self._num_releases:
+            self._record(sampled, lengths)
+
+    def _record(self, sampled: Mapping[str, Any], lengths: FloatArray | None) -> None:
+        """Record the step that consists of the releases since the previous one."""
         releases, self._releases = self._releases, []
         present, self._present = self._present, None
-        step = releases[0].step
-        for release in releases[1:]:
-            step = step.plus(release.step)
+        step = reduce(PendingStep.plus, [release.step for release in releases])
         released, total, examples = np.sum([release.vectors for release in releases], axis=0)
         assert self._sample is not None  # since the first gradient
         whole = {

@@ -365,7 +365,7 @@ def _row_norms(rows: Sequence[Any]) -> Any:
 
 
 def _largest_difference(first: Sequence[Any], second: Sequence[Any]) -> Any:
-    differences = [tf.reduce_max(tf.abs(one - other)) for one, other in zip(first, second, strict=True)]
+    differences = [tf.reduce_max(tf.abs(leaf - other)) for leaf, other in zip(first, second, strict=True)]
     return tf.reduce_max(tf.stack([tf.cast(difference, tf.float32) for difference in differences]))
 
 
