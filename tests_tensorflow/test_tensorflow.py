@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_privacy as tfp
-from runs import DELTA, FAULTS, NOISE, RATE, STEPS, fit, go_on, loop, minimize, private, train
+from runs import DELTA, FAULTS, NOISE, OPTIMIZERS, RATE, STEPS, fit, go_on, loop, minimize, private, train
 from score_noise import require_normal
 from statistical_limits import LEVEL, least_caught, most_flagged
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras_sparse
@@ -87,6 +87,50 @@ def test_noise_that_comes_again_is_found(monkeypatch):
     recorder = train().recorder
     assert recorder.audit().refuted == ("mechanism",)
     assert recorder.diagnose().findings[0].sentence == "Every step has the same noise."
+
+
+def test_sums_longer_than_their_rows_allow_are_found(monkeypatch):
+    monkeypatch.setattr(*FAULTS["vectorized sgd", "no clipping"])
+    names = {finding.name for finding in train().recorder.diagnose().findings}
+    assert "sum-norm" in names
+
+
+class Decaying(tfp.VectorizedDPKerasSGDOptimizer):
+    """Adds a multiple of the weights to the release, which is public."""
+
+    share = 0.05
+
+    def _compute_gradients(self, loss, var_list, grad_loss=None, tape=None):
+        pairs = super()._compute_gradients(loss, var_list, grad_loss, tape)
+        return [(gradient + self.share * weights, weights) for gradient, weights in pairs]
+
+
+def test_a_penalty_of_the_weights_after_the_noise_is_not_taken_for_noise(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "decaying", (Decaying, 0.5))
+    diagnosis = train("decaying", num_steps=200).recorder.diagnose(confidence=1 - LEVEL)
+    assert diagnosis.findings == ()
+
+
+def test_rows_are_compared_with_the_batches_that_a_loop_reports():
+    model, optimizer = private()
+    options = {"num_steps": 20, "sample_rate": RATE, "delta": DELTA, "seed": 0}
+    with observe(optimizer, **options) as recorder:
+        for step in range(20):
+            loop(model, optimizer, 1)
+            recorder.observe_batch(np.arange(step, step + 9), 200)  # of 10 rows
+    sentences = [finding.sentence for finding in recorder.diagnose().findings]
+    assert any("More rows were clipped than examples drawn in 20 of 20 steps" in text for text in sentences)
+
+
+def test_gradients_that_are_not_finite_end_the_audit_with_a_warning_and_the_rest_is_audited():
+    model, optimizer = private()
+    with observe(optimizer, num_steps=30, sample_rate=RATE, delta=DELTA, seed=0) as recorder:
+        fit(model, optimizer, 10)
+        model.trainable_variables[0].assign(tf.fill((40, 2), np.nan))
+        with pytest.warns(match="The audit ends: steps from step 10 on are not audited"):
+            go_on(model, 5)
+    assert recorder.num_done == 10
+    assert recorder.audit().verdict is not VIOLATION
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from statistical_limits import least_caught, most_flagged, room
 import dpaudit
 from dpaudit.observers.jax_privacy import _clipping, _observer, observe, replay
 from dpaudit.observers.jax_privacy._clipping import with_function
-from dpaudit.observers.jax_privacy._host import PendingSum, SumScale
+from dpaudit.observers.jax_privacy._step_callbacks import PendingStep, SumScale
 
 try:
     from jax_privacy import execution_plan
@@ -269,13 +270,14 @@ def test_the_factor_of_a_sum_is_one_for_the_whole_training():
     scale = SumScale()
     scale.free = True
     batch, canaries = np.array([3.0, 0.0]), np.array([0.0, 1.0])
-    alone, joined = PendingSum.of(batch, batch), PendingSum.of(batch, batch + canaries)
+    pending_step = partial(PendingStep, examples=batch)
+    alone, joined = (pending_step(batch=batch, joined=total) for total in (batch, batch + canaries))
     assert scale.of(alone, 0.5 * batch, 1.0, 1e-4) == 0.5  # no canary is in it: nothing is decided yet
     assert scale.of(joined, 0.25 * joined.joined, 1.0, 1e-4) == 0.25
     for pending in (alone, joined):
         with pytest.raises(dpaudit.InputError, match="the same multiple of it in every step"):
             scale.of(pending, 0.5 * pending.joined, 1.0, 1e-4)
-    nothing = PendingSum.of(np.zeros(2), np.zeros(2))
+    nothing = pending_step(batch=np.zeros(2), joined=np.zeros(2))
     assert scale.of(nothing, np.zeros(2), 1.0, 1e-4) == 0.25
     assert SumScale().of(nothing, np.zeros(2), 1.0, 1e-4) == 1.0
     with pytest.raises(dpaudit.InputError, match="got something else"):
@@ -290,10 +292,21 @@ def test_a_gradient_function_that_adds_something_of_its_own_is_refused():
         jax.block_until_ready(jax.jit(observed)(start(), BATCH))
 
 
-def test_a_gradient_that_is_not_finite_is_refused():
-    bad = {"between": lambda gradient: optax.tree.scale(jnp.inf, gradient)}
-    with pytest.raises(jax.errors.JaxRuntimeError, match="Expected finite gradients"):
-        train(1, step=bad)
+@pytest.mark.filterwarnings("default:The audit ends")
+def test_a_gradient_that_is_not_finite_ends_the_audit_and_earlier_steps_can_be_audited():
+    plain = private()
+    grad_fn, privatizer, recorder = observe(*plain, **SHORT)
+    update, state = jax.jit(privatizer.update), privatizer.init(start())
+    for factor in (1.0, 1.0, jnp.nan, 1.0):
+        gradient, before = optax.tree.scale(factor, grad_fn(start(), BATCH)), state
+        with pytest.warns(match="The audit ends: steps from step 2 on") if factor != 1 else nullcontext():
+            released, state = jax.block_until_ready(update(gradient, state))
+            jax.effects_barrier()
+    assert recorder.num_done == 2
+    assert any("from step 2 on are not audited" in text for text in recorder.not_covered)
+    assert recorder.audit().verdict is not VIOLATION
+    expected, _ = plain[1].update(plain[0](start(), BATCH), before)
+    np.testing.assert_allclose(released["weight"], expected["weight"], atol=1e-6)  # without canaries
 
 
 def test_what_is_observed_already_is_refused():
@@ -567,7 +580,7 @@ def test_a_resumed_training_has_as_many_canaries_as_before():
     recorder.load_state_dict(state)
     loop(*made)(2)
     assert recorder.state_dict()["scores"].shape == (4, 8)
-    assert any("of the first 2 steps are not tested" in text for text in recorder.diagnose().not_covered)
+    assert not any("of the first 2 steps are not tested" in text for text in recorder.diagnose().not_covered)
     *_, other = observe(*private(), num_canaries=16, **given)
     with pytest.raises(dpaudit.InputError, match=r"num_canaries=16, .* got one with 8: pass num_canaries=8"):
         other.load_state_dict(state)

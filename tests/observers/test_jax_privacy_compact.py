@@ -11,6 +11,7 @@ from jax_runs import FAULTS, INPUTS, TARGETS, private, start, train
 
 import dpaudit
 from dpaudit.canaries import CanaryPlan
+from dpaudit.observers import _step_recorder
 from dpaudit.observers.jax_privacy import _observer, observe
 from dpaudit.observers.jax_privacy._clipping import JaxClip, function_of
 
@@ -103,7 +104,9 @@ def test_only_the_code_of_the_library_itself_gets_compact_rows(monkeypatch):
 
 def test_there_are_as_many_canaries_as_parameters_up_to_1024_and_64_if_they_need_full_rows(monkeypatch):
     drawn = []
-    monkeypatch.setattr(_observer, "CanaryPlan", lambda *given: drawn.append(given[1]) or CanaryPlan(*given))
+    monkeypatch.setattr(
+        _step_recorder, "CanaryPlan", lambda *args: drawn.append(args[1]) or CanaryPlan(*args)
+    )
 
     def number(**observer):
         jax.eval_shape(observe(*private(), seed=0, **observer).grad_fn, start(), BATCH)
@@ -115,9 +118,9 @@ def test_there_are_as_many_canaries_as_parameters_up_to_1024_and_64_if_they_need
     assert number(canary=dpaudit.Dirac(moving=True)) == 64
     with pytest.raises(dpaudit.InputError, match="canaries that do not move"):
         number(canary=dpaudit.Mixture(moving=True))
-    monkeypatch.setattr(_observer, "_DEFAULT_NUM_CANARIES", 50)
+    monkeypatch.setattr(_observer, "_NUM_CANARIES", 50)
     assert number() == 50
-    monkeypatch.setattr(_observer, "_FEW", 40)
+    monkeypatch.setattr(_observer, "_NUM_FULL_ROWS", 40)
     monkeypatch.setattr(JaxClip, "needs_full_rows", True)
     assert number() == 40
 

@@ -50,7 +50,7 @@ class Slow:
 
         def noted(insertion, made, *rest):
             self.made = np.asarray(made), insertion._examples[1]
-            self.present = np.array(insertion._host._present)
+            self.present = np.array(insertion._callbacks._present)
             return note(insertion, made, *rest)
 
         monkeypatch.setattr(InputInsertion, "_note_inputs", noted)
@@ -131,7 +131,7 @@ def looked_along(monkeypatch):
     def noted(insertion, *given):
         seen = given[-1]
         directions.append(np.array(seen.directions))
-        lengths.append(np.array(seen.lengths, np.float64) / insertion._host.norm)
+        lengths.append(np.array(seen.lengths, np.float64) / insertion._callbacks.norm)
         return original(insertion, *given)
 
     monkeypatch.setattr(InputInsertion, "_note_inputs", noted)

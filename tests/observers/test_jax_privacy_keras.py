@@ -107,19 +107,38 @@ def test_a_callback_may_end_a_training_that_leaks_and_all_is_as_before(monkeypat
 
     FAULTS["no noise"](monkeypatch)
     model = private()
-    train_step, clipped_grad = model.train_step, jax_privacy.clipped_grad
+    train_step = model.train_step
     with pytest.raises(FoundError), observe_model(model, num_steps=300, callbacks=[stop]) as recorder:
         fit(model, 300)
     assert recorder.num_done < 300
     assert model.train_step == train_step
-    assert jax_privacy.clipped_grad is clipped_grad
 
 
-def test_a_model_that_is_not_private_is_refused():
-    plain = keras.Sequential([keras.Input((12,)), keras.layers.Dense(10)])
-    with pytest.raises(dpaudit.InputError, match="got a Sequential, which is not private"):  # noqa: SIM117
-        with observe_model(plain):
-            pass
+def test_the_library_is_not_changed_while_the_step_of_a_model_is_compiled():
+    functions = [(jax_privacy, "clipped_grad"), (jax_privacy.noise_addition, "gaussian_privatizer")]
+    before, seen, model = [getattr(*function) for function in functions], [], private()
+
+    def loss(targets, logits):
+        seen.append([getattr(*function) for function in functions])
+        return keras.losses.sparse_categorical_crossentropy(targets, logits, from_logits=True)
+
+    model.compile(optimizer=keras.optimizers.SGD(0.5), loss=loss)
+    with observe_model(model, seed=0) as recorder:
+        fit(model, EPOCH)
+    assert recorder.num_done == EPOCH
+    assert seen
+    assert all(during == before for during in seen)
+
+
+def test_a_model_that_is_not_private_or_has_a_step_of_its_own_is_refused():
+    plain, model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(10)]), private()
+    with pytest.raises(dpaudit.InputError, match="got a Sequential, which is not private"):
+        observe_model(plain).__enter__()
+    model.train_step = lambda *args, step=model.train_step: step(*args)
+    with pytest.raises(
+        dpaudit.InputError, match=r"Expected the train_step that keras_api\.make_private gave"
+    ):
+        observe_model(model).__enter__()
 
 
 def test_a_model_that_is_observed_already_is_refused():

@@ -234,7 +234,7 @@ class BatchRecord:
             self.add_reported_batch(step.batch, step.num_examples)
         if step.num_rows is not None:
             self.match_step(int(step.num_rows), is_exact=not step.has_padding)
-        if self.rows is not None and step.row_digests is not None:
+        if self.rows is not None and step.row_digests is not None and not self.is_given:
             self.rows.observe(step.row_digests)
 
     def add_reported_batch(self, indices: Any, num_examples: int) -> None:

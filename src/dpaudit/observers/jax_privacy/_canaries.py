@@ -86,11 +86,11 @@ class JaxCanaryVectors:
 
     def support(self) -> jax.Array:
         """Return whether any canary has an entry at each coordinate."""
-        found = jnp.zeros(self.num_parameters, bool)
+        mask = jnp.zeros(self.num_parameters, bool)
         if self.coordinates is None:
-            return ~found
-        found = found.at[self.coordinates.reshape(-1)].set(True)
-        return found if self.places is None else found.at[self.places].set(True)
+            return ~mask
+        mask = mask.at[self.coordinates.reshape(-1)].set(True)
+        return mask if self.places is None else mask.at[self.places].set(True)
 
     def rows(self, numbers: jax.Array, lengths: jax.Array) -> jax.Array:
         """Return the canaries with these numbers as dense gradients with norms ``lengths``, one per row."""
@@ -117,17 +117,17 @@ class CompactLeaf:
         if coordinates is None:
             coordinates = np.arange(vectors.values.size).reshape(vectors.values.shape)
         entries, numbers = np.nonzero(vectors.values)
-        found, values = coordinates[entries, numbers], vectors.values[entries, numbers]
+        places, values = coordinates[entries, numbers], vectors.values[entries, numbers]
         leaves, num_chunks = [], math.ceil(vectors.num_apart / chunk)
         for first, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
-            inside = np.flatnonzero((found >= first) & (found < first + size))
+            inside = np.flatnonzero((places >= first) & (places < first + size))
             inside = inside[np.argsort(numbers[inside] // chunk, kind="stable")]
             counts = np.bincount(numbers[inside] // chunk, minlength=num_chunks)
             where = np.arange(max(1, counts.max())) < counts[:, None]  # filled in order of the chunks
             numbered, filled = np.zeros(where.shape, np.int32), np.full(where.shape, size, np.int32)
             leaf = cls(np.zeros(where.shape, np.float32), numbered, filled)
             leaf.values[where], leaf.numbers[where] = values[inside], numbers[inside]
-            leaf.coordinates[where] = found[inside] - first
+            leaf.coordinates[where] = places[inside] - first
             leaves.append(leaf)
         return leaves
 
@@ -176,9 +176,9 @@ def stacked(variants: Sequence[Any], padding: int = 0) -> Any:
 
 def layout_of(tree: Any, largest: float) -> ParameterLayout:
     """Return the named parameters of a gradient."""
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in found]
-    return ParameterLayout(tuple(names), tuple(tuple(leaf.shape) for _, leaf in found), largest)
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in leaves]
+    return ParameterLayout(tuple(names), tuple(tuple(leaf.shape) for _, leaf in leaves), largest)
 
 
 def flat(tree: Any) -> jax.Array:
@@ -190,10 +190,10 @@ def unflat(vectors: jax.Array, like: Any) -> Any:
     """Return the last dimension as a gradient structured like ``like``; leading dimensions are kept."""
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    parts = jnp.split(vectors, ends, axis=-1)
+    pieces = jnp.split(vectors, ends, axis=-1)
     shaped = [
-        part.reshape(*vectors.shape[:-1], *leaf.shape).astype(leaf.dtype)
-        for part, leaf in zip(parts, leaves, strict=True)
+        piece.reshape(*vectors.shape[:-1], *leaf.shape).astype(leaf.dtype)
+        for piece, leaf in zip(pieces, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, shaped)
 
@@ -227,10 +227,10 @@ def hold_out(
     """
     inputs, targets = np.asarray(inputs), np.asarray(targets)
     _require_pairs(inputs, targets)
-    kept, held = split_indices(len(targets), num_held_out, seed)
-    held = held[unseen_indices(fingerprints(inputs[held]), set(fingerprints(inputs[kept])))]
+    rest, held = split_indices(len(targets), num_held_out, seed)
+    held = held[unseen_indices(fingerprints(inputs[held]), set(fingerprints(inputs[rest])))]
     count = 1 + int(targets.max()) if num_classes is None else num_classes
-    return (inputs[kept], targets[kept]), HeldOutArrays.split_off(inputs[held], targets[held], count)
+    return (inputs[rest], targets[rest]), HeldOutArrays.split_off(inputs[held], targets[held], count)
 
 
 def _require_pairs(inputs: np.ndarray, targets: np.ndarray) -> None:
@@ -270,10 +270,10 @@ class JaxInputDomain:
         # NumPy stays NumPy: callbacks from compiled code must not use JAX, which would deadlock
         array = np if isinstance(inputs, np.ndarray) else jnp
         if self.is_binary:
-            found = array.where(inputs > (self.low + self.high) / 2, self.high, self.low)
+            nearest = array.where(inputs > (self.low + self.high) / 2, self.high, self.low)
         else:
-            found = array.clip(inputs, self.low, self.high)
-        return found.astype(inputs.dtype)
+            nearest = array.clip(inputs, self.low, self.high)
+        return nearest.astype(inputs.dtype)
 
     def flipped(self, inputs: Any) -> Any:
         """Return the inputs with every binary feature flipped."""

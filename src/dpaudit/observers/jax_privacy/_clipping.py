@@ -23,7 +23,6 @@ from dpaudit.errors import InputError
 
 _MARK = "observed_by_dpaudit"  # attribute of functions returned by an observer
 _LIBRARY = "jax_privacy.clipping"
-_LOSS = "value_and_grad_fn"  # the library's variable for the loss and its derivative
 
 
 class JaxClip:
@@ -38,22 +37,24 @@ class JaxClip:
         bounded = bounded_callable(grad_fn)
         self.has_aux = bool(bounded.has_aux)  # whether the gradient is the first of two results
         self.bound = float(bounded.l2_norm_bound)  # the largest contribution of one example
-        self._found: list[FunctionType] = []
+        self._clipping_functions: list[FunctionType] = []
         self._is_library_only = True
         self._function = self._copied(grad_fn, set())
-        self._loss: Any = _closure_variable(self._found[0], _LOSS) if self._found else None
+        # the library's variable for the loss and its derivative
+        loss = [_closure_variable(clip, "value_and_grad_fn") for clip in self._clipping_functions]
+        self._loss: Any = loss[0] if loss else None
         if self._loss is None:
             raise InputError(
                 "Expected a gradient function returned by jax_privacy.clipped_grad, got one that does not "
                 "contain its clipping and its loss."
             )
-        self._settings = inspect.getclosurevars(self._found[0]).nonlocals
+        self._settings = inspect.getclosurevars(self._clipping_functions[0]).nonlocals
 
     @property
     def needs_full_rows(self) -> bool:
         """Whether canaries need an entry for each parameter: code of others may depend on the shapes."""
-        own = self._found[0].__globals__["clip_pytree"]
-        return not (self._is_library_only and inspect.isfunction(own) and _is_of_library(own))
+        clip_pytree = self._clipping_functions[0].__globals__["clip_pytree"]
+        return not (self._is_library_only and inspect.isfunction(clip_pytree) and _is_of_library(clip_pytree))
 
     def norm(self, bound: float) -> float:
         """Return the clipping norm; without clipping, the norm whose contribution is ``bound``."""
@@ -65,17 +66,35 @@ class JaxClip:
         """The microbatch size, which must divide the number of examples."""
         return self._settings["microbatch_size"] or 1
 
-    def measured(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], total: Any) -> jax.Array:
-        """Return the norm of a sum, its number of rows, and 1 if that is the number of examples, else 0.
+    def measured(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
+        """Return what is known of a call: norm and rows of its sum, the weights, the largest gradient.
 
         A loop that does not mark its padding may have any number of padding rows.
         """
+        total, aux = result[:2] if self.has_aux else (result, None)
         leaves, padding = self._batch(args), kwargs.get("is_padding_example")
         count = leaves[0].shape[0] if leaves else 0
-        rows = count if padding is None else count - jnp.sum(padding)
         squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(total)]
-        known = 0.0 if padding is None else 1.0
-        return jnp.stack([jnp.sqrt(sum(squares)), jnp.asarray(rows, jnp.float32), jnp.float32(known)])
+        norms = getattr(aux, "grad_norms", None)
+        if norms is not None and padding is not None:
+            norms = jnp.where(jnp.asarray(padding, bool), 0.0, norms)
+        return {
+            "norm": jnp.sqrt(sum(squares)),
+            "num_rows": jnp.asarray(count if padding is None else count - jnp.sum(padding)),
+            "has_padding": jnp.asarray(padding is None),
+            "weights": self._weights(args, total),
+            "max_row_norm": None if norms is None else jnp.max(norms, initial=0.0),
+        }
+
+    def _weights(self, args: tuple[Any, ...], total: Any) -> Any:
+        """Return the argument with respect to which gradients are computed, recognized by its shapes."""
+        shapes, structure = _shapes_and_structure(total)
+        for position, value in enumerate(args):
+            if position not in self._settings["batch_argnums"]:
+                others, other_structure = _shapes_and_structure(value)
+                if others == shapes and other_structure == structure:
+                    return value
+        return None
 
     def _batch(self, args: tuple[Any, ...]) -> list[Any]:
         """Return the arrays of the batch, whose first axis is that of the examples."""
@@ -88,8 +107,8 @@ class JaxClip:
         leaves, padding = self._batch(args), kwargs.get("is_padding_example")
         if not leaves:
             return jnp.zeros((0, 2), jnp.uint32)
-        found: jax.Array = _digests(leaves, jnp.zeros(len(leaves[0]), bool) if padding is None else padding)
-        return found
+        digests: jax.Array = _digests(leaves, jnp.zeros(len(leaves[0]), bool) if padding is None else padding)
+        return digests
 
     def total(self, args: tuple[Any, ...], rows: Any) -> Any:
         """Return the clipped sum of ``rows``; arguments other than the batch are those in ``args``."""
@@ -113,7 +132,7 @@ class JaxClip:
                 f"the canaries, got arrays of shapes {[tuple(leaf.shape) for leaf in leaves]}."
             )
         new = [targets if shape == () else inputs for shape in shapes]
-        cast = [part.astype(leaf.dtype) for part, leaf in zip(new, leaves, strict=True)]
+        cast = [array.astype(leaf.dtype) for array, leaf in zip(new, leaves, strict=True)]
         return _with_arguments(args, dict(zip(positions, jax.tree.unflatten(structure, cast), strict=True)))
 
     def gradient(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
@@ -149,11 +168,11 @@ class JaxClip:
 
     def _with_one(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> list[Any]:
         """Return the arguments of a call for one example, as inside the library's loop over the batch."""
-        one = self.with_batch(args, inputs[None], targets[None])
+        arguments = self.with_batch(args, inputs[None], targets[None])
         if not self._settings["keep_batch_dim"]:
             for position in self._settings["batch_argnums"]:
-                one[position] = jax.tree.map(lambda leaf: leaf[0], one[position])
-        return one
+                arguments[position] = jax.tree.map(lambda leaf: leaf[0], arguments[position])
+        return arguments
 
     def _copied(self, value: Any, seen: set[int]) -> Any:
         """Return a copy of ``value`` that clips canaries, or None if it does not clip."""
@@ -161,23 +180,27 @@ class JaxClip:
             return None
         seen.add(id(value))
         require_unmarked(value, "gradient function")
+        if inspect.isfunction(value):
+            return self._copied_function(value, seen)
         if isinstance(value, BoundedSensitivityCallable):
             inner = self._copied(function_of(value), seen)
-            return None if inner is None else with_function(value, inner)
+            return inner and with_function(value, inner)
         if isinstance(value, functools.partial):
             inner = self._copied(value.func, seen)
-            return None if inner is None else functools.partial(inner, *value.args, **value.keywords)
-        if not inspect.isfunction(value):  # a function compiled by jit is the same as the one it wraps
-            wrapped = getattr(value, "__wrapped__", None)
-            return None if wrapped is None else self._copied(wrapped, seen)
-        if _clips(value):
-            self._found.append(value)
-            return _with_cells(value, {"fun": self._canary})
-        variables = inspect.getclosurevars(value).nonlocals
+            return inner and functools.partial(inner, *value.args, **value.keywords)
+        # a function compiled by jit is the same as the one it wraps
+        wrapped = getattr(value, "__wrapped__", None)
+        return None if wrapped is None else self._copied(wrapped, seen)
+
+    def _copied_function(self, function: FunctionType, seen: set[int]) -> FunctionType | None:
+        if _clips(function):
+            self._clipping_functions.append(function)
+            return _with_cells(function, {"fun": self._canary})
+        variables = inspect.getclosurevars(function).nonlocals
         copies = {name: self._copied(held, seen) for name, held in variables.items()}
         copies = {name: copy for name, copy in copies.items() if copy is not None}
-        self._is_library_only &= not copies or _is_of_library(value)
-        return _with_cells(value, copies) if copies else None
+        self._is_library_only &= not copies or _is_of_library(function)
+        return _with_cells(function, copies) if copies else None
 
     def _canary(self, *args: Any, **_: Any) -> tuple[Any, tuple[()]]:
         """Replace the function that computes the gradient of one example, called for each row."""
@@ -208,11 +231,11 @@ def _digests(leaves: list[jax.Array], padding: jax.Array) -> jax.Array:
 
 def _odd_numbers(number: int, shape: tuple[int, ...]) -> np.ndarray:
     """Return two random odd numbers for each place of a row, 2 x places, in any larger row the same."""
-    found = np.ones((2, *shape), np.uint32)
+    odd = np.ones((2, *shape), np.uint32)
     for axis, size in enumerate((1, *shape)):
         drawn = np.random.default_rng([number, axis]).integers(0, 2**31, (size, 2), np.uint32) * 2 + 1
-        found *= drawn.T.reshape(2, *(size if place == axis else 1 for place in range(1, len(shape) + 1)))
-    return found.reshape(2, -1)
+        odd *= drawn.T.reshape(2, *(size if place == axis else 1 for place in range(1, len(shape) + 1)))
+    return odd.reshape(2, -1)
 
 
 def _words(leaf: jax.Array) -> jax.Array:
@@ -230,6 +253,11 @@ def _words(leaf: jax.Array) -> jax.Array:
     bits = 8 * leaf.dtype.itemsize
     unsigned = jnp.uint32 if bits > 32 else jnp.dtype(f"uint{bits}")
     return jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32)
+
+
+def _shapes_and_structure(tree: Any) -> tuple[list[Any], Any]:
+    leaves, structure = jax.tree.flatten(tree)
+    return [jnp.shape(leaf) for leaf in leaves], structure
 
 
 def _with_arguments(args: Sequence[Any], new: Mapping[int, Any]) -> list[Any]:
@@ -281,8 +309,8 @@ def _closure_variable(function: Any, name: str) -> Any:
     if not inspect.isfunction(function) or function.__module__ != _LIBRARY:
         return None
     variables = inspect.getclosurevars(function).nonlocals
-    found = (_closure_variable(held, name) for held in variables.values())
-    return variables.get(name) or next(filter(None, found), None)
+    inner = (_closure_variable(held, name) for held in variables.values())
+    return variables.get(name) or next(filter(None, inner), None)
 
 
 def _with_cells(function: FunctionType, new: dict[str, Any]) -> FunctionType:

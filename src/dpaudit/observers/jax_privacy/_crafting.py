@@ -24,9 +24,6 @@ Objective: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 ExampleFunction: TypeAlias = Callable[[Any, Any], jax.Array]
 """Maps one input and its class to the loss, or to its gradient as a vector."""
 
-_MEAN_CHUNK = 32  # held-out examples whose gradients are computed together
-_TINY = 1e-30
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JaxCrafting:
@@ -63,17 +60,17 @@ class JaxCrafting:
         )
         return search(jax.vmap(jax.value_and_grad(value)), start, targets)
 
-    def _negative_loss(self, one: Any, target: Any) -> jax.Array:
-        return -self.loss(one, target)
+    def _negative_loss(self, example: Any, target: Any) -> jax.Array:
+        return -self.loss(example, target)
 
     def _cosine(self, canary: Crafted) -> ExampleFunction:
         """Return the absolute cosine to the mean gradient of held-out data; ``canary`` may add a term."""
         reference = mean_gradient(self.data, self.gradient)
 
-        def value(one: Any, target: Any) -> jax.Array:
-            found = self.gradient(one, target)
-            norm, other = _norm(found), _norm(reference)
-            cosine = jnp.abs(found @ reference / (norm * other))
+        def value(example: Any, target: Any) -> jax.Array:
+            gradient = self.gradient(example, target)
+            norm, other = _norm(gradient), _norm(reference)
+            cosine = jnp.abs(gradient @ reference / (norm * other))
             return jnp.asarray(canary.objective(cosine, norm, self.max_grad_norm))
 
         return value
@@ -81,11 +78,11 @@ class JaxCrafting:
 
 def mean_gradient(data: HeldOutArrays, gradient: ExampleFunction) -> jax.Array:
     """Return the mean gradient of held-out examples, in chunks of equal size; padding has weight 0."""
-    size = min(_MEAN_CHUNK, len(data))
+    size = min(32, len(data))
     indices = np.arange(math.ceil(len(data) / size) * size)
     weights = (indices < len(data)).astype(np.float32)
-    parts = data.inputs[indices % len(data)], data.targets[indices % len(data)], weights
-    chunks = jax.tree.map(lambda part: jnp.asarray(part).reshape(-1, size, *part.shape[1:]), parts)
+    arrays = data.inputs[indices % len(data)], data.targets[indices % len(data)], weights
+    chunks = jax.tree.map(lambda array: jnp.asarray(array).reshape(-1, size, *array.shape[1:]), arrays)
     sums = jax.lax.map(lambda chunk: chunk[2] @ jax.vmap(gradient)(*chunk[:2]), chunks)
     mean: jax.Array = sums.sum(axis=0) / len(data)
     return mean
@@ -93,7 +90,7 @@ def mean_gradient(data: HeldOutArrays, gradient: ExampleFunction) -> jax.Array:
 
 def _norm(vector: jax.Array) -> jax.Array:
     """Return the norm, kept above zero, where the square root has no derivative."""
-    return jnp.sqrt(vector @ vector + _TINY)
+    return jnp.sqrt(vector @ vector + 1e-30)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -22,8 +22,8 @@ from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import HeldOutArrays, first_examples, flat, unflat
 from dpaudit.observers.jax_privacy._clipping import JaxClip
 from dpaudit.observers.jax_privacy._crafting import JaxCrafting
-from dpaudit.observers.jax_privacy._host import NO_GRADIENT, Host, shape_of
 from dpaudit.observers.jax_privacy._observer import num_entries, tolerance_of
+from dpaudit.observers.jax_privacy._step_callbacks import NO_GRADIENT, StepCallbacks, shape_of
 
 _CRAFTING = 4  # purpose of a random stream, besides those of CanaryPlan
 _HINT = "does the model have that many classes? Set their number with num_classes of hold_out()."
@@ -52,42 +52,42 @@ class InputInsertion:
     """
 
     def __init__(
-        self, host: Host, coins: CanaryCoins, canary: InputCanary, data: HeldOutArrays | None
+        self, callbacks: StepCallbacks, coins: CanaryCoins, canary: InputCanary, data: HeldOutArrays | None
     ) -> None:
-        self._host, self._coins, self._canary, self._data = host, coins, canary, data
+        self._callbacks, self._coins, self._canary, self._data = callbacks, coins, canary, data
         self._examples = self._first_examples(0)
         self._made_at: int | None = None
         self._along: CanaryDirections | None = None
 
     def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
         inputs, rows, losses = self._gradients(clip, args)
-        joins = self._host.joins()
+        joins = self._callbacks.presence(self._coins)
         summed = partial(_summed, clip=clip, args=args, like=total)
         together = summed(rows * joins[:, None])
         alone = jax.lax.map(lambda row: flat(summed(row[None])), rows)
         joined = jax.tree.map(jnp.add, total, together)
-        norms = clip.norm(self._host.norm), self._host.norm
+        norms = clip.norm(self._callbacks.norm), self._callbacks.norm
         along = _directions(rows, alone, joins, flat(together), norms=norms)
         along = replace(along, losses=losses)
         off = jnp.max(jnp.abs(along.inserted - joins @ alone))
         stray = off > tolerance_of(total) * jnp.max(jnp.abs(alone))
         batch, both = (along.directions @ flat(tree) for tree in (total, joined))
-        self._host.call(self._note_inputs, None, inputs, (batch, both, measured), stray, along)
+        self._callbacks.call(self._note_inputs, None, inputs, (batch, both, measured), stray, along)
         return joined
 
     def _gradients(self, clip: JaxClip, args: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return the inputs of this step's canaries, their gradients before clipping, and their losses."""
         shapes = jax.tree.map(shape_of, (np.zeros((), np.bool_), *self._examples))
-        is_due, inputs, targets = self._host.call(self._current_examples, shapes)
+        is_due, inputs, targets = self._callbacks.call(self._current_examples, shapes)
         loss = partial(clip.loss, args)
 
-        def gradient(one: Any, target: Any) -> jax.Array:
-            return flat(clip.gradient(args, one, target))
+        def gradient(example: Any, target: Any) -> jax.Array:
+            return flat(clip.gradient(args, example, target))
 
         if self._canary.uses_weights:
             assert self._data is not None  # required for this canary
             crafting = JaxCrafting(
-                data=self._data, loss=loss, gradient=gradient, max_grad_norm=clip.norm(self._host.norm)
+                data=self._data, loss=loss, gradient=gradient, max_grad_norm=clip.norm(self._callbacks.norm)
             )
             craft = partial(crafting, self._canary)
             inputs = jax.lax.cond(is_due, craft, lambda start, _: start, inputs, targets)
@@ -95,7 +95,7 @@ class InputInsertion:
 
     def _current_examples(self) -> tuple[Any, ...]:
         """Return whether to craft canaries in this step, and their inputs and classes."""
-        index = self._host.step
+        index = self._callbacks.step
         is_due = self._canary.is_due(index, self._made_at)
         if is_due:
             self._examples, self._made_at = self._first_examples(index), index
@@ -103,9 +103,9 @@ class InputInsertion:
 
     def _first_examples(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         rng = self._coins.rng(index, _CRAFTING)
-        made = first_examples(self._canary, self._data, self._coins.num_canaries, rng)
+        examples = first_examples(self._canary, self._data, self._coins.num_canaries, rng)
         # only NumPy: callbacks from compiled code must not use JAX, which would deadlock
-        inputs, targets = (part.astype(jax.dtypes.canonicalize_dtype(part.dtype)) for part in made)
+        inputs, targets = (array.astype(jax.dtypes.canonicalize_dtype(array.dtype)) for array in examples)
         return inputs, targets
 
     def _note_inputs(self, inputs: Any, sums: Any, stray: Any, along: CanaryDirections) -> None:
@@ -116,8 +116,8 @@ class InputInsertion:
                 "Expected a gradient function that clips each example separately, got one whose sum of all "
                 "canaries differs from the sum one by one: examples affect each other."
             )
-        self._host.add_pending(*sums)
-        if self._host.step == 0:
+        self._callbacks.add_pending(*sums)
+        if self._callbacks.step == 0:
             self._check_first(np.asarray(along.losses), np.asarray(along.directions))
         if self._along is None:
             self._along = jax.tree.map(np.asarray, along)
@@ -147,11 +147,11 @@ class InputInsertion:
     def subtract(self, arrived: Any, released: Any) -> Any:
         count, size = self._coins.num_canaries, num_entries(arrived)
         shapes = np.zeros((count, size), np.float32), np.zeros(size, np.float32)
-        directions, inserted = self._host.call(self._current_directions, jax.tree.map(shape_of, shapes))
-        products, given = (directions @ flat(tree) for tree in (released, arrived))
-        noisy = self._host.sampled(released, arrived)
+        directions, inserted = self._callbacks.call(self._current_directions, jax.tree.map(shape_of, shapes))
+        after, before = (directions @ flat(tree) for tree in (released, arrived))
+        sampled = self._callbacks.sample_release(released, arrived)
         room = np.float32(tolerance_of(arrived))
-        scale = self._host.call(self._release, shape_of(products), products, given, *noisy, room)[0]
+        scale = self._callbacks.call(self._release, shape_of(after), after, before, sampled, room)[0]
         return jax.tree.map(jnp.subtract, arrived, unflat(scale * inserted, arrived))
 
     def _current_directions(self) -> tuple[Any, Any]:
@@ -159,15 +159,15 @@ class InputInsertion:
             raise InputError(NO_GRADIENT)
         return self._along.directions, self._along.inserted
 
-    def _release(self, products: Any, arrived: Any, after: Any, before: Any, tolerance: Any) -> FloatArray:
+    def _release(self, products: Any, arrived: Any, sampled: Any, tolerance: Any) -> FloatArray:
         """Keep the scores of a release; return the factor by which the loop multiplied the sum."""
         along, self._along = self._along, None
-        pending, scale = self._host.pop_pending(arrived, tolerance)
+        pending, scale = self._callbacks.take_pending(arrived, tolerance)
         assert along is not None  # _current_directions comes first
-        known = scale * (pending.batch + np.asarray(along.others, np.float64))
-        scores = (np.asarray(products, np.float64) - known) / along.lengths
-        lengths = np.where(np.any(along.directions, axis=1), along.lengths / self._host.norm, 0.0)
-        self._host.keep(scores, after, before, lengths=lengths)
+        others = scale * (pending.batch + np.asarray(along.others, np.float64))
+        scores = (np.asarray(products, np.float64) - others) / along.lengths
+        lengths = np.where(np.any(along.directions, axis=1), along.lengths / self._callbacks.norm, 0.0)
+        self._callbacks.finish_release(scores, pending, scale, sampled, lengths=lengths)
         return np.full_like(products, scale)
 
 
@@ -185,9 +185,9 @@ def _directions(
     ``norms`` are the clipping norm and the largest contribution of one example to the sum.
     """
     clip_norm, most = norms
-    found = jnp.linalg.norm(rows, axis=1)
-    is_usable = jnp.isfinite(found) & (found > _MIN_NORM * clip_norm)
-    directions = jnp.where(is_usable[:, None], rows / jnp.where(is_usable, found, 1.0)[:, None], 0.0)
-    lengths = jnp.where(is_usable, jnp.minimum(found / clip_norm, 1.0) * most, 1.0)
-    own = joins * jnp.sum(directions * alone, axis=1)
-    return CanaryDirections(directions, lengths, directions @ inserted - own, inserted, losses=None)
+    row_norms = jnp.linalg.norm(rows, axis=1)
+    is_usable = jnp.isfinite(row_norms) & (row_norms > _MIN_NORM * clip_norm)
+    directions = jnp.where(is_usable[:, None], rows / jnp.where(is_usable, row_norms, 1.0)[:, None], 0.0)
+    lengths = jnp.where(is_usable, jnp.minimum(row_norms / clip_norm, 1.0) * most, 1.0)
+    along_itself = joins * jnp.sum(directions * alone, axis=1)
+    return CanaryDirections(directions, lengths, directions @ inserted - along_itself, inserted, losses=None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax_privacy
@@ -11,20 +12,15 @@ import jax_privacy
 from dpaudit import _validate
 from dpaudit.canaries import GradientCanary, Mixture, fresh_seed
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import replaced
 from dpaudit.observers._session import session
+from dpaudit.observers._step_recorder import LaidOutCanaries, StepRecorder
 from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
-from dpaudit.observers.jax_privacy._host import Host, StepBarrier, new_checks
-from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserver, observed_canaries
-from dpaudit.recording import DPSGDParams, LiveBound, ReadClaim, Recorder, TrainingInfo
+from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserver
+from dpaudit.observers.jax_privacy._step_callbacks import StepBarrier, StepCallbacks, observed_batches
+from dpaudit.recording import DPSGDParams, LiveBound, Recorder, TrainingInfo
 from dpaudit.recording._claim_source import CLAIM_PARTS
 
 _MIXTURE = Mixture()
-_POISSON = ("how batches are drawn is not tested: fit() is assumed to use Poisson sampling, as claimed",)
-_NOT_POISSON = (
-    "how batches are drawn is not tested: the claim assumes Poisson sampling, but fit() uses the given "
-    "batches (with poisson_sampling_in_fit=True, it draws them by Poisson sampling)",
-)
 
 
 @_validate.without_epsilon(CLAIM_PARTS)
@@ -53,31 +49,36 @@ def observe_model(
     """
     config = _config(model)
     require_unmarked(model.train_step, "model")
-    given = DPSGDParams(
-        noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
+    barrier, canaries = StepBarrier(), LaidOutCanaries(canary, num_canaries, fresh_seed(seed))
+    sampling = (
+        "fit() is assumed to use Poisson sampling, as claimed"
+        if config.poisson_sampling_in_fit
+        else "the claim assumes Poisson sampling, but fit() uses the given batches (with "
+        "poisson_sampling_in_fit=True, it draws them by Poisson sampling)"
     )
-    barrier, checks = StepBarrier(), new_checks()
-    recorder = Recorder(
-        claim=ReadClaim(lambda: _read_params(model, config), given),
-        num_steps=num_steps,
+    steps = StepRecorder(
+        canary,
+        lambda: _read_params(model, config),
+        DPSGDParams(
+            noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
+        ),
+        batches=observed_batches(),
+        facts=lambda: TrainingInfo(
+            canary=canary, max_grad_norm=config.clipping_norm, batch_size=config.effective_batch_size
+        ),
         confidence=confidence,
         tests=tests,
         every=every,
         callbacks=callbacks,
-        signal=min(canary.scale, 1.0),
-        facts=lambda: TrainingInfo(
-            canary=canary, max_grad_norm=config.clipping_norm, batch_size=config.effective_batch_size
-        ),
-        not_covered=_POISSON if config.poisson_sampling_in_fit else _NOT_POISSON,
-        checks=checks,
+        not_covered=(f"how batches are drawn is not tested: {sampling}",),
         synchronize=barrier.wait,
         num_canaries=num_canaries,
-        canaries=observed_canaries(canary, lambda: insertion),
+        canaries=canaries.observed(),
     )
-    host = Host(recorder, None, barrier, checks, num_releases=config.gradient_accumulation_steps)
-    insertion = GradientInsertion(host, canary, num_canaries, fresh_seed(seed))
-    with _observed(model, JaxObserver(host, insertion)), barrier.own_error():
-        yield recorder
+    step_callbacks = StepCallbacks(steps, barrier, num_releases=config.gradient_accumulation_steps)
+    observer = JaxObserver(step_callbacks, GradientInsertion(step_callbacks, canaries))
+    with _observed(model, observer), barrier.own_error():
+        yield steps.recorder
         barrier.wait()  # for the last step
 
 
@@ -104,35 +105,61 @@ def _read_params(model: Any, config: Any) -> DPSGDParams:
 def _observed(model: Any, observer: JaxObserver) -> Iterator[None]:
     """Recompile the step with the observer in it, and without it afterwards."""
     train_step = model.train_step
-
-    def observed_step(*args: Any, **kwargs: Any) -> Any:
-        with _library_observed(observer):
-            return train_step(*args, **kwargs)
-
-    model.train_step, model.train_function = marked(observed_step), None
+    model.train_step, model.train_function = (
+        MethodType(marked(_observed_step(train_step, observer)), model),
+        None,
+    )
     try:
         yield
     finally:
         model.train_step, model.train_function = train_step, None
 
 
-@contextmanager
-def _library_observed(observer: JaxObserver) -> Iterator[None]:
-    """Replace the functions with which a compiled step creates its gradient function and privatizer."""
-    clipped_grad = jax_privacy.clipped_grad
-    gaussian_privatizer = jax_privacy.noise_addition.gaussian_privatizer
+def _observed_step(train_step: Any, observer: JaxObserver) -> FunctionType:
+    """Return the library's training step with its gradient function and its privatizer observed.
 
-    def observed_grad(*args: Any, **options: Any) -> Any:
-        return observer.gradient(clipped_grad(*args, **options))
+    It is a copy for one model: it and the functions that it calls look names up in a copy of the variables of
+    their module, where the library is replaced by a view of it. The library itself does not change.
+    """
+    step = getattr(train_step, "__func__", None)
+    if not isinstance(step, FunctionType) or step.__globals__["__name__"] != "jax_privacy.keras_api":
+        raise InputError(
+            "Expected the train_step that keras_api.make_private gave the model, got another one: pass the "
+            "model as it was returned, and replace its train_step inside the with block."
+        )
+    view = _LibraryView(
+        jax_privacy, {"clipped_grad": observer.gradient, "gaussian_privatizer": observer.privatizer}
+    )
+    variables = {name: view.seen(name, value) for name, value in step.__globals__.items()}
+    for name, value in variables.items():
+        if isinstance(value, FunctionType) and value.__globals__ is step.__globals__:
+            variables[name] = _with_globals(value, variables)
+    return _with_globals(step, variables)
 
-    def observed_privatizer(**options: Any) -> Any:
-        return observer.privatizer(gaussian_privatizer(**options))
 
-    with ExitStack() as undo:
-        for module in (
-            jax_privacy,
-            jax_privacy.clipping,
-        ):  # which of them the step uses depends on the version
-            undo.enter_context(replaced(module, "clipped_grad", observed_grad))
-        undo.enter_context(replaced(jax_privacy.noise_addition, "gaussian_privatizer", observed_privatizer))
-        yield
+def _with_globals(function: FunctionType, variables: dict[str, Any]) -> FunctionType:
+    """Return the same function, which looks names up in other variables."""
+    copy = FunctionType(
+        function.__code__, variables, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+class _LibraryView:
+    """The library or a module of it, in which some functions return what is then ``observed``."""
+
+    def __init__(self, module: ModuleType, observed: dict[str, Callable[[Any], Any]]) -> None:
+        self._module, self._observed = module, observed
+
+    def __getattr__(self, name: str) -> Any:
+        return self.seen(name, getattr(self._module, name))
+
+    def seen(self, name: str, value: Any) -> Any:
+        """Return ``value``, or what is used in its place, under this name."""
+        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] == jax_privacy.__name__:
+            return _LibraryView(value, self._observed)
+        if name not in self._observed:
+            return value
+        observe = self._observed[name]
+        return lambda *args, **options: observe(value(*args, **options))

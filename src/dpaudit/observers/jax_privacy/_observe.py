@@ -17,28 +17,16 @@ from dpaudit import _validate
 from dpaudit.canaries import CanaryCoins, GradientCanary, InputCanary, Mixture, fresh_seed, refuse_held_out
 from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.errors import InputError
+from dpaudit.observers._step_recorder import LaidOutCanaries, StepRecorder
 from dpaudit.observers.jax_privacy._canaries import Given, HeldOutArrays, require_examples
 from dpaudit.observers.jax_privacy._clipping import require_unmarked
-from dpaudit.observers.jax_privacy._host import Host, StepBarrier, new_checks
 from dpaudit.observers.jax_privacy._input_observer import InputInsertion
-from dpaudit.observers.jax_privacy._observer import (
-    GradientInsertion,
-    Insertion,
-    JaxObserver,
-    observed_canaries,
-)
-from dpaudit.recording import (
-    DPSGDParams,
-    LiveBound,
-    ReadClaim,
-    Recorder,
-    TrainingInfo,
-)
+from dpaudit.observers.jax_privacy._observer import GradientInsertion, Insertion, JaxObserver
+from dpaudit.observers.jax_privacy._step_callbacks import StepBarrier, StepCallbacks, observed_batches
+from dpaudit.recording import DPSGDParams, LiveBound, Recorder, TrainingInfo
 from dpaudit.recording._claim_source import CLAIM_PARTS
 
-_NUM_ROWS = 16  # rows of a noise matrix: enough to detect noise shared between steps
 _MIXTURE = Mixture()
-_NUM_INPUTS = 16  # canaries if no number is given
 
 
 class ObservedFunctions(NamedTuple):
@@ -111,7 +99,8 @@ def observe(
     number of examples in the data set: then the batches are tested by digests of their rows. ``seed`` is the
     random seed of the audit, by default from the operating system. ``callbacks`` receive the live bound every
     ``every`` steps; they may raise to end the training run. Bound and tests share the error rate of
-    ``confidence``; with ``tests=False`` nothing but the scores is tested, and the bound has all of it.
+    ``confidence``; with ``tests=False`` nothing but the scores is tested, and the bound has all of it. If
+    gradients stop being finite, the audit ends there with a warning.
 
     By default there are 1,024 gradient canaries, or half as many as a smaller model has parameters (64 if
     they move, or if code of others clips or wraps the clipping). With ``held_out``, the examples that
@@ -123,48 +112,51 @@ def observe(
     rate = None if sampling is None else rate_of(sampling)
 
     def read() -> DPSGDParams:
-        multiplier = None if noise is None else noise / host.norm
+        multiplier = None if noise is None else noise / step_callbacks.norm
         origins = {"noise_multiplier": "the privatizer", "sample_rate": "sampling="}
         return DPSGDParams(noise_multiplier=multiplier, sample_rate=rate, origins=origins)
 
-    given = DPSGDParams(
-        noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
-    )
-    barrier, checks = StepBarrier(), new_checks(RowRecord(num_examples))
-    recorder = Recorder(
-        claim=ReadClaim(read, given),
-        num_steps=num_steps,
-        confidence=confidence,
-        tests=tests,
-        coupled=isinstance(canary, InputCanary),
-        every=every,
-        callbacks=callbacks,
-        signal=min(canary.scale, 1.0) if isinstance(canary, GradientCanary) else 1.0,
-        facts=lambda: TrainingInfo(canary=canary, max_grad_norm=host.norm),
-        checks=checks,
-        synchronize=barrier.wait,
-        num_canaries=_num_inputs(canary, num_canaries) if isinstance(canary, InputCanary) else num_canaries,
-        canaries=observed_canaries(canary, lambda: insertion) if isinstance(canary, GradientCanary) else None,
-    )
-    insertion: Insertion
+    is_input = isinstance(canary, InputCanary)
     if isinstance(canary, InputCanary):
         require_examples(canary, held_out)
-        coins = CanaryCoins(_num_inputs(canary, num_canaries), fresh_seed(seed))
-        host = Host(recorder, coins, barrier, checks)
-        insertion = InputInsertion(host, coins, canary, held_out)
+        num_canaries = _num_inputs(canary, num_canaries)
+        coins = CanaryCoins(num_canaries, fresh_seed(seed))
     else:
         refuse_held_out(canary, held_out)
-        host = Host(recorder, None, barrier, checks)
-        insertion = GradientInsertion(host, canary, num_canaries, fresh_seed(seed))
-    observer = JaxObserver(host, insertion, max_grad_norm)
-    observed = Observed(observer.gradient(grad_fn), observer.privatizer(privatizer), recorder)
+        canaries = LaidOutCanaries(canary, num_canaries, fresh_seed(seed))
+    barrier = StepBarrier()
+    steps = StepRecorder(
+        canary,
+        read,
+        DPSGDParams(
+            noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
+        ),
+        batches=observed_batches(RowRecord(num_examples)),
+        facts=lambda: TrainingInfo(canary=canary, max_grad_norm=step_callbacks.norm),
+        confidence=confidence,
+        tests=tests,
+        coupled=is_input,
+        every=every,
+        callbacks=callbacks,
+        synchronize=barrier.wait,
+        num_canaries=num_canaries,
+        canaries=None if is_input else canaries.observed(),
+    )
+    step_callbacks = StepCallbacks(steps, barrier)
+    insertion: Insertion
+    if isinstance(canary, InputCanary):
+        insertion = InputInsertion(step_callbacks, coins, canary, held_out)
+    else:
+        insertion = GradientInsertion(step_callbacks, canaries)
+    observer = JaxObserver(step_callbacks, insertion, max_grad_norm)
+    observed = Observed(observer.gradient(grad_fn), observer.privatizer(privatizer), steps.recorder)
     observed.barrier = barrier
     return observed
 
 
 def _num_inputs(canary: InputCanary, count: int | None) -> int:
     if not isinstance(canary, Given):
-        return _NUM_INPUTS if count is None else count
+        return 16 if count is None else count
     if count not in (None, len(canary.targets)):
         raise InputError(
             f"Expected num_canaries={count} to be {len(canary.targets)}, the number of given examples."
@@ -185,15 +177,16 @@ def noise_of(privatizer: Any) -> float | None:
             f"Expected the privatizer alone, got a transformation of {update.__module__}: pass the "
             "privatizer to observe(), and chain the one that it returns."
         )
-    known = inspect.getclosurevars(update).nonlocals if inspect.isfunction(update) else {}
-    if not {"stddev", "noising_matrix"} <= set(known):  # not the library's: it may use any names
+    variables = inspect.getclosurevars(update).nonlocals if inspect.isfunction(update) else {}
+    if not {"stddev", "noising_matrix"} <= set(variables):  # not the library's: it may use any names
         return None
-    return float(known["stddev"]) * _noise_factor(known["noising_matrix"])
+    return float(variables["stddev"]) * _noise_factor(variables["noising_matrix"])
 
 
 def _noise_factor(matrix: Any) -> float:
     """Return the factor of the noise, which must be the same in every step."""
-    dense = np.asarray(matrix.materialize(_NUM_ROWS) if isinstance(matrix, StreamingMatrix) else matrix)
+    # 16 rows are enough to detect noise shared between steps
+    dense = np.asarray(matrix.materialize(16) if isinstance(matrix, StreamingMatrix) else matrix)
     if not np.allclose(dense, dense[0, 0] * np.eye(len(dense))):
         raise InputError(
             "Expected noise that is independent between steps, as from gaussian_privatizer, got noise from a "

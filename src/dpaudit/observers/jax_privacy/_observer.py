@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,8 +19,9 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray
-from dpaudit.canaries import CanaryPlan, Directions, GradientCanary, ParameterLayout
+from dpaudit.canaries import ParameterLayout
 from dpaudit.errors import InputError
+from dpaudit.observers._step_recorder import LaidOutCanaries, require_same_parameters
 from dpaudit.observers.jax_privacy._canaries import (
     CompactLeaf,
     JaxCanaryVectors,
@@ -32,17 +32,12 @@ from dpaudit.observers.jax_privacy._canaries import (
     unflat,
 )
 from dpaudit.observers.jax_privacy._clipping import JaxClip, marked
-from dpaudit.observers.jax_privacy._host import Host, precision_of, shape_of
-from dpaudit.recording import ObservedCanaries
+from dpaudit.observers.jax_privacy._step_callbacks import StepCallbacks, precision_of, shape_of
 
 _CHUNK_ENTRIES = 2**24  # matrix entries of canary rows that are in memory together
 _COMPACT_CHUNK = 128  # Dirac canaries to clip together on their own coordinates
-_DEFAULT_NUM_CANARIES, _FEW = 1024, 64  # if there are as many parameters; if canaries need full rows
+_NUM_CANARIES, _NUM_FULL_ROWS = 1024, 64  # if there are as many parameters; if canaries need full rows
 _ROOM_FOR_SQUARES = 16.0  # between the square root of the largest number and the longest canary
-_TURNED = (
-    "clipping changes the direction of canaries, so that they are not subtracted completely and the weights "
-    "differ from those without the audit"
-)
 _TOLERANCE = 1e-4  # orders of magnitude above the rounding error of sums and below the noise
 
 
@@ -52,7 +47,7 @@ class Insertion(Protocol):
     def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
         """Return ``total``, the sum computed from these arguments, plus the canaries of this step.
 
-        ``measured`` is to be passed to :meth:`Host.add_pending`.
+        ``measured`` is to be passed to :meth:`StepCallbacks.add_pending`.
         """
 
     def subtract(self, arrived: Any, released: Any) -> Any:
@@ -62,31 +57,36 @@ class Insertion(Protocol):
 class JaxObserver:
     """An observer that adds canaries to the clipped sum and subtracts them after the noise."""
 
-    def __init__(self, host: Host, insertion: Insertion, max_grad_norm: float | None = None) -> None:
-        self._host, self._insertion = host, insertion
-        self._given = None if max_grad_norm is None else _validate.positive("max_grad_norm", max_grad_norm)
-        host.scale.free = max_grad_norm is not None
-        self._shapes: list[tuple[int, ...]] | None = None
-        self._first: ParameterLayout | None = None  # on which the canaries are laid out
+    def __init__(
+        self, callbacks: StepCallbacks, insertion: Insertion, max_grad_norm: float | None = None
+    ) -> None:
+        self._callbacks, self._insertion = callbacks, insertion
+        self._stated = None if max_grad_norm is None else _validate.positive("max_grad_norm", max_grad_norm)
+        callbacks.scale.free = max_grad_norm is not None
+        self._layout: ParameterLayout | None = None  # of the first gradient, on which canaries are laid out
 
     def gradient(self, grad_fn: Any) -> BoundedSensitivityCallable:
         """Return a function like ``grad_fn`` whose returned sum contains canaries."""
         clip = JaxClip(grad_fn)
-        bound = self._given or clip.bound
+        bound = self._stated or clip.bound
         if not 0 < bound < math.inf:
             raise InputError(
                 f"Expected a finite clipping norm, got {bound:g}: pass max_grad_norm=... instead."
             )
-        self._host.norm, self._host.bound = bound, clip.bound
+        self._callbacks.norm, self._callbacks.bound = bound, clip.bound
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             result = grad_fn(*args, **kwargs)
             total = result[0] if clip.has_aux else result
-            self._shapes = _shapes(total)
             self._require_same(layout_of(total, math.inf))
-            measured = self._host.with_sample(clip.measured(args, kwargs, total), total)
-            digests = clip.digests(args, kwargs) if self._host.tests_rows else ()
-            joined = self._insertion.join(clip, args, total, (measured, digests))
+            measured = clip.measured(args, kwargs, result)
+            weights = measured["weights"]
+            measured |= {
+                "examples": self._callbacks.sample(total),
+                "weights": None if weights is None else self._callbacks.sample(weights),
+                "row_digests": clip.digests(args, kwargs) if self._callbacks.tests_rows else None,
+            }
+            joined = self._insertion.join(clip, args, total, measured)
             return (joined, *result[1:]) if clip.has_aux else joined
 
         return BoundedSensitivityCallable(marked(observed), clip.bound, clip.has_aux)
@@ -110,28 +110,22 @@ class JaxObserver:
 
         return privatizer._replace(update=marked(update))
 
-    def _require_same(self, found: ParameterLayout) -> None:
-        """Raise if the gradient has other parameters than in the first step, as after unfreezing."""
-        self._first = first = self._first or found
-        if (found.names, found.shapes) == (first.names, first.shapes):
-            return
-        raise InputError(
-            f"Expected gradients with {first.num_parameters:,} entries in every step, in the same "
-            f"{len(first.names)} arrays, got {found.num_parameters:,} in {len(found.names)} arrays: were "
-            "layers frozen or unfrozen? Call observe() once for each phase of the training run, after the "
-            "change."
-        )
+    def _require_same(self, layout: ParameterLayout) -> None:
+        """Raise if the gradient has other parameters than in the first step."""
+        if self._layout is None:
+            self._layout, self._callbacks.names = layout, layout.names
+        require_same_parameters(self._layout, layout)
 
     def _require_like(self, gradient: Any) -> None:
-        if self._shapes is None:
+        if self._layout is None:
             raise InputError(
                 "Expected the gradient function returned by observe() to be called before the update of the "
                 "privatizer, but it was not."
             )
-        if _shapes(gradient) != self._shapes:
+        expected, shapes = list(self._layout.shapes), _shapes(gradient)
+        if shapes != expected:
             raise InputError(
-                f"Expected a gradient of shapes {self._shapes}, as returned by clipped_grad, got "
-                f"{_shapes(gradient)}."
+                f"Expected a gradient of shapes {expected}, as returned by clipped_grad, got {shapes}."
             )
 
 
@@ -142,54 +136,38 @@ def _shapes(tree: Any) -> list[tuple[int, ...]]:
 class GradientInsertion:
     """Gradient canaries, which pass only through the library's clipping."""
 
-    def __init__(self, host: Host, canary: GradientCanary, num_canaries: int | None, seed: int) -> None:
+    def __init__(self, callbacks: StepCallbacks, canaries: LaidOutCanaries) -> None:
+        canary = canaries.canary
         if canary.moving and canary.num_variants > 1:
             raise InputError(f"Expected canaries that do not move, got {canary!r}: pass moving=False.")
-        self._host, self._canary, self._seed = host, canary, seed
-        self._layout: ParameterLayout | None = None
+        self._callbacks, self._canaries, self._canary = callbacks, canaries, canary
         self._plans: CanaryPlans | None = None
-        self._draws = CanaryPlan(canary, _FEW if num_canaries is None else num_canaries, seed)
-        host.draws = None if num_canaries is None else self._draws
-
-    @property
-    def layout(self) -> ParameterLayout:
-        """The named parameters of a gradient, known after the first call of the gradient function."""
-        assert self._layout is not None
-        return self._layout
-
-    @property
-    def precision(self) -> float:
-        """The relative precision of gradients."""
-        return self._host.precision
-
-    def directions(self, index: int) -> Directions:
-        """Return the directions of a step's canaries."""
-        assert self._plans is not None
-        return self._plans.directions(index)
 
     def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
-        if self._host.draws is None:  # before the first step
-            limit = _FEW if clip.needs_full_rows or self._canary.moving else _DEFAULT_NUM_CANARIES
-            # a resumed run has as many canaries as before
-            fitting = max(1, num_entries(total) // self._canary.places_per_canary)
-            count = self._host.scores_per_step or min(limit, fitting)
-            self._draws = CanaryPlan(self._canary, count, self._seed)
-            self._host.draws = self._draws
-        norm = clip.norm(self._host.norm)
-        if self._layout is None:
-            self._layout = layout_of(total, _longest(total) / norm)
-            self._plans = CanaryPlans(self._draws, self._layout)
-        vectors, variant = self._vectors(num_entries(total))
-        lengths = norm * self._plans_made.lengths(variant) * self._host.joins()
+        norm = clip.norm(self._callbacks.norm)
+        plans = self._plans or self._planned(clip, total, norm)
+        vectors, variant = self._vectors(plans)
+        lengths = norm * plans.lengths(variant) * self._callbacks.presence(self._canaries.draws)
         canaries = self._clipped(_ClipCall(clip, args, total), vectors, lengths, variant)
         joined = jax.tree.map(jnp.add, total, canaries)
         strays = _strays(vectors, flat(canaries), tolerance_of(total))
         batch, both = vectors.project(flat(total)), vectors.project(flat(joined))
-        self._host.call(self._note, None, batch, both, *strays, measured)
+        self._callbacks.call(self._note, None, batch, both, *strays, measured)
         return joined
 
+    def _planned(self, clip: JaxClip, total: Any, norm: float) -> CanaryPlans:
+        """Lay the canaries out on the first gradient; if no number is given, as many as fit."""
+        if not self._canaries.is_number_known:
+            limit = _NUM_FULL_ROWS if clip.needs_full_rows or self._canary.moving else _NUM_CANARIES
+            fitting = max(1, num_entries(total) // self._canary.places_per_canary)
+            # a resumed run has as many canaries as before
+            self._canaries.choose_number(self._callbacks.scores_per_step or min(limit, fitting))
+        self._canaries.lay_out(layout_of(total, _longest(total) / norm))
+        self._plans = CanaryPlans(self._canaries)
+        return self._plans
+
     @property
-    def _plans_made(self) -> CanaryPlans:
+    def _made_plans(self) -> CanaryPlans:
         assert self._plans is not None  # since the first call of the gradient function
         return self._plans
 
@@ -200,7 +178,7 @@ class GradientInsertion:
             return _clipped_rows(call, vectors, lengths)
         size = max(1, round(_COMPACT_CHUNK / math.sqrt(len(vectors.values))))
         size = clip.multiple * math.ceil(min(size, vectors.num_apart) / clip.multiple)
-        apart, shared = self._plans_made.compact(variant, size)
+        apart, shared = self._made_plans.compact(variant, size)
         total = _clipped_compact(call, apart, lengths[: vectors.num_apart], size)
         if shared is None:
             return total
@@ -208,107 +186,97 @@ class GradientInsertion:
 
     def _note(self, batch: Any, joined: Any, outside: Any, inside: Any, measured: Any) -> None:
         if inside and not outside and self._canary.num_variants > 1:  # what arrives is tested
-            self._host.note_not_covered(_TURNED)
+            self._callbacks.note_not_covered(
+                "clipping changes the direction of canaries, so that they are not subtracted completely and "
+                "the weights differ from those without the audit"
+            )
         elif outside or inside:
             raise InputError(
                 "Expected a gradient function that only clips, scales and sums, got one that also adds other "
                 "terms or changes directions, which cannot be distinguished from canaries: apply these after "
                 "the noise."
             )
-        self._host.add_pending(batch, joined, measured)
+        self._callbacks.add_pending(batch, joined, measured)
 
     def subtract(self, arrived: Any, released: Any) -> Any:
-        vectors, _ = self._vectors(num_entries(arrived))
-        products, given = (vectors.project(flat(tree)) for tree in (released, arrived))
-        noisy = self._host.sampled(released, arrived)
+        vectors, _ = self._vectors(self._made_plans)
+        after, before = (vectors.project(flat(tree)) for tree in (released, arrived))
+        sampled = self._callbacks.sample_release(released, arrived)
+        self._canaries.eps = self._callbacks.eps
         room = np.float32(tolerance_of(arrived))
-        inserted = self._host.call(self._release, shape_of(products), products, given, *noisy, room)
+        inserted = self._callbacks.call(self._release, shape_of(after), after, before, sampled, room)
         return jax.tree.map(jnp.subtract, arrived, unflat(vectors.weighted_sum(inserted), arrived))
 
-    def _release(self, products: Any, arrived: Any, after: Any, before: Any, tolerance: Any) -> FloatArray:
+    def _release(self, products: Any, arrived: Any, sampled: Any, tolerance: Any) -> FloatArray:
         """Keep the scores of a release; return the contribution of the canaries to the sum ``arrived``."""
-        pending, scale = self._host.pop_pending(arrived, tolerance)
-        scores = (np.asarray(products, np.float64) - scale * pending.batch) / self._host.norm
-        self._host.keep(scores, after, before)
-        return (scale * pending.inserted).astype(np.float32)
+        pending, scale = self._callbacks.take_pending(arrived, tolerance)
+        scores = (np.asarray(products, np.float64) - scale * pending.batch) / self._callbacks.norm
+        self._callbacks.finish_release(scores, pending, scale, sampled)
+        return (scale * pending.finite_inserted).astype(np.float32)
 
-    def _vectors(self, num_parameters: int) -> tuple[JaxCanaryVectors, Any]:
+    def _vectors(self, plans: CanaryPlans) -> tuple[JaxCanaryVectors, Any]:
         """Return the directions of this step's canaries and their variant; called inside compiled code."""
-        plans = self._plans_made
         if self._canary.moving:
             first = plans.vectors(0)
             shapes = jax.tree.map(shape_of, (first.values, first.coordinates))
-            values, coordinates = self._host.call(self._moved, shapes)
-            return JaxCanaryVectors(values, coordinates, num_parameters), 0
+            values, coordinates = self._callbacks.call(self._moved, shapes)
+            return JaxCanaryVectors(values, coordinates, first.num_parameters), 0
         variant: Any = 0
         if self._canary.num_variants > 1:
-            variant = self._host.call(self._variant, shape_of(np.zeros((), np.int32)))
+            variant = self._callbacks.call(self._variant, shape_of(np.zeros((), np.int32)))
         return plans.vectors(variant), variant
 
     def _variant(self) -> np.ndarray:
-        return np.asarray(self._canary.variant(self._host.step), np.int32)
+        return np.asarray(self._canary.variant(self._callbacks.step), np.int32)
 
     def _moved(self) -> tuple[Any, Any]:
-        found = JaxCanaryVectors.of(self._draws.directions(self._host.step, self.layout))
-        return found.values, found.coordinates
-
-
-def observed_canaries(canary: GradientCanary, insertion: Callable[[], Any]) -> ObservedCanaries:
-    """Return the canaries that an insertion, which is set up later, will add, for tests of what arrives."""
-    return ObservedCanaries(
-        canary,
-        lambda index: insertion().directions(index),
-        lambda: insertion().layout,
-        lambda: insertion().precision,
-    )
+        vectors = JaxCanaryVectors.of(self._canaries.directions(self._callbacks.step))
+        return vectors.values, vectors.coordinates
 
 
 class CanaryPlans:
     """All sets of directions that steps take in turn, in arrays from which compiled code selects one."""
 
-    def __init__(self, draws: CanaryPlan, layout: ParameterLayout) -> None:
-        self._draws, self._layout = draws, layout
-        count = 1 if draws.canary.moving else draws.canary.num_variants
-        self._directions = [draws.directions(variant, layout) for variant in range(count)]
-        self._each = [JaxCanaryVectors.of(one) for one in self._directions]
-        self._lengths = np.stack([draws.canary.lengths(one) for one in self._directions]).astype(np.float32)
-        self._arrays = stacked([(one.values, one.coordinates, one.places, one.shared) for one in self._each])
+    def __init__(self, canaries: LaidOutCanaries) -> None:
+        self._layout, canary = canaries.layout, canaries.canary
+        sets = [canaries.directions(index) for index in range(1 if canary.moving else canary.num_variants)]
+        self._vectors = [JaxCanaryVectors.of(directions) for directions in sets]
+        self._lengths = np.stack([canary.lengths(directions) for directions in sets]).astype(np.float32)
+        self._arrays = stacked([(v.values, v.coordinates, v.places, v.shared) for v in self._vectors])
         self._compact: dict[int, Any] = {}
 
-    def directions(self, index: int) -> Directions:
-        """Return the directions of a step's canaries."""
-        if self._draws.canary.moving:
-            return self._draws.directions(index, self._layout)
-        return self._directions[self._draws.canary.variant(index)]
+    def _chosen(self, arrays: Any, variant: Any) -> Any:
+        """Return the arrays of one set."""
+        if len(self._vectors) == 1:
+            return jax.tree.map(lambda array: array[0], arrays)
+        return jax.tree.map(lambda array: jnp.asarray(array)[variant], arrays)
 
     def vectors(self, variant: Any) -> JaxCanaryVectors:
         """Return one set of directions."""
-        if len(self._each) == 1:
-            return self._each[0]
-        values, coordinates, places, shared = jax.tree.map(
-            lambda one: jnp.asarray(one)[variant], self._arrays
-        )
+        if len(self._vectors) == 1:
+            return self._vectors[0]
+        values, coordinates, places, shared = self._chosen(self._arrays, variant)
         return JaxCanaryVectors(values, coordinates, self._layout.num_parameters, places, shared)
 
     def lengths(self, variant: Any) -> Any:
         """Return the norm of each canary in clipping norms."""
-        return self._lengths[0] if len(self._each) == 1 else jnp.asarray(self._lengths)[variant]
+        return self._chosen(self._lengths, variant)
 
     def compact(self, variant: Any, chunk: int) -> tuple[list[CompactLeaf], list[SharedLeaf] | None]:
         """Return the entries of one set in each leaf, for chunks of this many canaries."""
         if chunk not in self._compact:
             sizes = [int(size) for size in self._layout.sizes]
-            apart = [CompactLeaf.of(one, sizes, chunk) for one in self._each]
-            shared = [SharedLeaf.of(one, sizes) for one in self._each if one.shared is not None]
+            apart = [CompactLeaf.of(vectors, sizes, chunk) for vectors in self._vectors]
+            shared = [
+                SharedLeaf.of(vectors, sizes) for vectors in self._vectors if vectors.shared is not None
+            ]
             # padding has a coordinate past the last one of its leaf
             self._compact[chunk] = [
-                [stacked([one[i] for one in variants], size) for i, size in enumerate(sizes)]
+                [stacked([leaves[i] for leaves in variants], size) for i, size in enumerate(sizes)]
                 for variants in (apart, shared)
                 if variants
             ]
-        chosen = jax.tree.map(
-            lambda one: one[0] if len(self._each) == 1 else jnp.asarray(one)[variant], self._compact[chunk]
-        )
+        chosen = self._chosen(self._compact[chunk], variant)
         return chosen[0], chosen[1] if len(chosen) > 1 else None
 
 
@@ -346,17 +314,17 @@ def _plus_shared(total: Any, call: _ClipCall, shared: list[SharedLeaf], lengths:
     leaves, structure = jax.tree.flatten(call.like)
     count = call.clip.multiple * math.ceil(lengths.size / call.clip.multiple)
     rows = [
-        jnp.pad((own.values * lengths).T, ((0, count - lengths.size), (0, 0)))
+        jnp.pad((places.values * lengths).T, ((0, count - lengths.size), (0, 0)))
         .reshape(_narrow(leaf, count))
         .astype(leaf.dtype)
-        for leaf, own in zip(leaves, shared, strict=True)
+        for leaf, places in zip(leaves, shared, strict=True)
     ]
     sums = jax.tree.leaves(call.total(jax.tree.unflatten(structure, rows)))
-    parts = [
-        jnp.ravel(before).at[own.coordinates].add(jnp.ravel(part), mode="drop").reshape(leaf.shape)
-        for before, leaf, own, part in zip(jax.tree.leaves(total), leaves, shared, sums, strict=True)
+    joined = [
+        jnp.ravel(before).at[places.coordinates].add(jnp.ravel(added), mode="drop").reshape(leaf.shape)
+        for before, leaf, places, added in zip(jax.tree.leaves(total), leaves, shared, sums, strict=True)
     ]
-    return jax.tree.unflatten(structure, parts)
+    return jax.tree.unflatten(structure, joined)
 
 
 def _clipped_compact(call: _ClipCall, compact: list[CompactLeaf], lengths: jax.Array, size: int) -> Any:
@@ -365,24 +333,24 @@ def _clipped_compact(call: _ClipCall, compact: list[CompactLeaf], lengths: jax.A
 
     def clipped(chunk: Any) -> list[jax.Array]:
         rows = [
-            _matrix(own.values * lengths[own.numbers], own.numbers % size, size)
+            _matrix(entries.values * lengths[entries.numbers], entries.numbers % size, size)
             .reshape(_narrow(leaf, size))
             .astype(leaf.dtype)
-            for leaf, own in zip(leaves, chunk, strict=True)
+            for leaf, entries in zip(leaves, chunk, strict=True)
         ]
         total = call.total(jax.tree.unflatten(structure, rows))
-        return [jnp.ravel(part) for part in jax.tree.leaves(total)]
+        return [jnp.ravel(leaf) for leaf in jax.tree.leaves(total)]
 
     if len(compact[0].values) > 1 and isinstance(lengths, jax.core.Tracer):  # otherwise compiled in each step
         sums = jax.lax.scan(lambda _, chunk: (None, clipped(chunk)), None, compact)[1]
     else:
         chunks = [[leaf.chunk(number) for leaf in compact] for number in range(len(compact[0].values))]
-        sums = [jnp.stack(parts) for parts in zip(*map(clipped, chunks), strict=True)]
-    parts = [
-        jnp.zeros(leaf.size, total.dtype).at[own.coordinates].add(total, mode="drop").reshape(leaf.shape)
-        for leaf, own, total in zip(leaves, compact, sums, strict=True)
+        sums = [jnp.stack(totals) for totals in zip(*map(clipped, chunks), strict=True)]
+    placed = [
+        jnp.zeros(leaf.size, total.dtype).at[entries.coordinates].add(total, mode="drop").reshape(leaf.shape)
+        for leaf, entries, total in zip(leaves, compact, sums, strict=True)
     ]
-    return jax.tree.unflatten(structure, parts)
+    return jax.tree.unflatten(structure, placed)
 
 
 def _matrix(values: jax.Array, rows: jax.Array, num_rows: int) -> jax.Array:

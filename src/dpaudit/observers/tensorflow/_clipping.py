@@ -64,7 +64,7 @@ class _QueryClip(TensorFlowClip):
         return tf.convert_to_tensor(self._optimizer._global_state.l2_norm_clip, tf.float32)
 
     def _clip_one(self, record: list[Any], norm: Any) -> list[Any]:
-        nothing = [tf.zeros_like(part) for part in record]
+        nothing = [tf.zeros_like(leaf) for leaf in record]
         summed: list[Any] = self._optimizer._dp_sum_query.accumulate_record(norm, nothing, record)
         return summed
 
@@ -193,8 +193,8 @@ class CanaryTape:
     def jacobian(self, target: Any, sources: list[Any], **options: Any) -> list[Any]:
         """Return the gradients of all microbatches, followed by those of the present canaries."""
         with self._tape:
-            own = target[: self.num_microbatches]
-        self.rows = self._tape.jacobian(own, sources, **options)
+            losses = target[: self.num_microbatches]
+        self.rows = self._tape.jacobian(losses, sources, **options)
         self.canaries = self._draw(sources)
         self.canary_rows = _split_like(self.canaries.rows(self._norm), sources)
         pairs = zip(self.rows, self.canary_rows, strict=True)
@@ -206,13 +206,13 @@ class CanaryTape:
         return tf.concat([rows, tf.boolean_mask(canaries, self.present)], axis=0)
 
 
-def flat(parts: list[Any]) -> Any:
-    """Return the concatenation of all parts as one vector in single precision."""
-    return tf.concat([tf.reshape(tf.cast(part, tf.float32), [-1]) for part in parts], axis=0)
+def flat(leaves: list[Any]) -> Any:
+    """Return the concatenation of all leaves as one vector in single precision."""
+    return tf.concat([tf.reshape(tf.cast(leaf, tf.float32), [-1]) for leaf in leaves], axis=0)
 
 
 def _split_like(rows: Any, variables: list[Any]) -> list[Any]:
     """Split a matrix (rows x parameters) into arrays of rows x shape, one per variable."""
     sizes = [variable.shape.num_elements() for variable in variables]
     pieces = zip(tf.split(rows, sizes, axis=-1), variables, strict=True)
-    return [tf.cast(tf.reshape(part, [-1, *like.shape]), like.dtype) for part, like in pieces]
+    return [tf.cast(tf.reshape(piece, [-1, *like.shape]), like.dtype) for piece, like in pieces]

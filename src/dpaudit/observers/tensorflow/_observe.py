@@ -3,7 +3,7 @@
 :class:`TensorFlowObserver` replaces ``_compute_gradients`` of the optimizer: there canaries are added to the
 sum before the noise (through a :class:`CanaryTape`), the release is read, and the canaries are subtracted
 again before the update. A graph is traced once; values that change from step to step are exchanged with
-:class:`HostCallbacks`, which uses NumPy.
+:class:`GraphCallbacks`, which uses NumPy.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import tensorflow as tf
 
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.canaries import CanaryPlan, Directions, GradientCanary, Mixture, ParameterLayout, fresh_seed
-from dpaudit.diagnostics import BatchRecord, CoordinateSample, Leaves, NoiseCheck, ObservedStep, SumRecord
+from dpaudit.canaries import GradientCanary, Mixture, ParameterLayout, fresh_seed
+from dpaudit.diagnostics import BatchRecord, CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored, replaced
 from dpaudit.observers._session import session
+from dpaudit.observers._step_recorder import LaidOutCanaries, StepRecorder
 from dpaudit.observers.tensorflow._clipping import (
     CanaryTape,
     CanaryTensors,
@@ -30,28 +31,9 @@ from dpaudit.observers.tensorflow._clipping import (
     clip_for,
     flat,
 )
-from dpaudit.recording import (
-    DPSGDParams,
-    LiveBound,
-    ObservedCanaries,
-    ReadClaim,
-    Recorder,
-    TrainingInfo,
-)
+from dpaudit.recording import DPSGDParams, LiveBound, Recorder, TrainingInfo
 from dpaudit.recording._claim_source import CLAIM_PARTS
 
-_NO_SUMS = "sums are not compared with the clipped rows: TF Privacy computes them in graphs of its own"
-_NO_BATCHES = (
-    "batches are not tested, and rows are not compared with drawn examples: pass the batches to "
-    "recorder.observe_batch(indices, num_examples) in each step"
-)
-_NOT_POISSON = (
-    "how batches are drawn is not tested: the claim assumes Poisson sampling, but fit() shuffles the data"
-)
-_SHARED_MICROBATCHES = (
-    "microbatches contain several examples, but each canary is a microbatch of its own: the audit does not "
-    "show that one of several examples can move a clipped mean by up to twice the clipping norm"
-)
 _MIXTURE = Mixture()
 
 
@@ -81,37 +63,40 @@ def observe(
     ``audit()``. ``seed`` is the random seed of the audit, by default from the operating system. ``callbacks``
     receive the live bound every ``every`` steps; they may raise to end the training run. Bound and tests
     share the error rate of ``confidence``; with ``tests=False`` nothing but the scores is tested, and the
-    bound has all of it.
+    bound has all of it. If gradients stop being finite, the audit ends there with a warning.
     """
     clip = clip_for(optimizer)
     calls_per_step = getattr(optimizer, "gradient_accumulation_steps", 1)
-    draws = CanaryPlan(canary, num_canaries, fresh_seed(seed))
+    canaries = LaidOutCanaries(canary, num_canaries, fresh_seed(seed))
     params = TensorFlowParamsReader(clip, calls_per_step)
-    given = DPSGDParams(
-        noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
-    )
-    recorder = Recorder(
-        claim=ReadClaim(params, given),
-        num_steps=num_steps,
-        signal=min(canary.scale, 1.0),
+    steps = StepRecorder(
+        canary,
+        params,
+        DPSGDParams(
+            noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
+        ),
+        batches=BatchRecord(
+            "batches are not tested, and rows are not compared with drawn examples: pass the batches to "
+            "recorder.observe_batch(indices, num_examples) in each step"
+        ),
         facts=lambda: TrainingInfo(canary=canary, max_grad_norm=float(clip.norm)),
-        not_covered=(_NOT_POISSON,),
-        checks=[NoiseCheck(), SumRecord([_NO_SUMS]), BatchRecord(_NO_BATCHES)],
+        not_covered=(
+            "how batches are drawn is not tested: the claim assumes Poisson sampling, but fit() shuffles the "
+            "data",
+        ),
         confidence=confidence,
         tests=tests,
         every=every,
         callbacks=callbacks,
         num_canaries=num_canaries,
-        canaries=ObservedCanaries(
-            canary, lambda index: host.made(int(index)), lambda: host.layout, lambda: host.eps
-        ),
+        canaries=canaries.observed(),
     )
     num_before = int(optimizer.iterations.numpy())
-    host = HostCallbacks(recorder, draws, calls_per_step=calls_per_step, calls_before=num_before)
-    observer = TensorFlowObserver(optimizer, clip=clip, host=host, params=params)
+    graph_callbacks = GraphCallbacks(steps, canaries, calls_per_step=calls_per_step, calls_before=num_before)
+    observer = TensorFlowObserver(optimizer, clip=clip, callbacks=graph_callbacks, params=params)
     try:
         with observer.installed():
-            yield recorder
+            yield steps.recorder
     except Exception:
         if observer.raised is None:
             raise
@@ -131,11 +116,11 @@ class TensorFlowObserver:
         optimizer: Any,
         *,
         clip: TensorFlowClip,
-        host: HostCallbacks,
+        callbacks: GraphCallbacks,
         params: TensorFlowParamsReader,
     ) -> None:
         self._optimizer, self._clip = optimizer, clip
-        self._host, self._params = host, params
+        self._callbacks, self._params = callbacks, params
         self.raised: Exception | None = None
         self._own = optimizer._compute_gradients
         self._updates_before = self._num_updates()
@@ -147,15 +132,15 @@ class TensorFlowObserver:
             try:
                 yield
             finally:
-                self._host.is_active = False
+                self._callbacks.is_active = False
 
     def check_all_observed(self) -> None:
         """Raise if updates were made by a graph traced before ``observe()``."""
-        updates = self._num_updates() - self._updates_before
-        if updates > self._host.num_calls:
+        updates, num_calls = self._num_updates() - self._updates_before, self._callbacks.num_calls
+        if updates > num_calls:
             raise InputError(
-                f"Expected to observe all {updates} updates, got {self._host.num_calls}: the step was traced "
-                "before observe(). Call model.compile(...) again, or create a new tf.function."
+                f"Expected to observe all {updates} updates, got {num_calls}: the step was traced before "
+                "observe(). Call model.compile(...) again, or create a new tf.function."
             )
 
     def _num_updates(self) -> int:
@@ -171,7 +156,7 @@ class TensorFlowObserver:
 
     def _observed(self, loss: Any, var_list: Any, grad_loss: Any, tape: Any) -> list[tuple[Any, Any]]:
         self._params.note_call()
-        call = _GraphCall(self._host, self._keeping_first_error)
+        call = _GraphCall(self._callbacks, self._keeping_first_error)
         taped = CanaryTape(tape, present=call.present, norm=self._clip.norm, draw=call.canaries)
         number = self._optimizer._num_microbatches
         with attribute_restored([self._optimizer], "_num_microbatches"):
@@ -188,19 +173,29 @@ class TensorFlowObserver:
     def _scored(self, pairs: Any, taped: CanaryTape, call: _GraphCall) -> list[tuple[Any, Any]]:
         """Score the canaries in the released gradients; return the gradients without the canaries."""
         gradients, variables = zip(*pairs, strict=True)
-        num_records = taped.num_microbatches + taped.num_present
-        released = [part * tf.cast(num_records, part.dtype) for part in gradients]
-        batch = [tf.reduce_sum(part, axis=0) for part in self._clip.clipped(taped.rows)]
-        inserted = [_sum_where(taped.present, part) for part in self._clip.clipped(taped.canary_rows)]
-        scores = taped.canaries.project(flat(released) - flat(batch)) / self._clip.norm
+        norm, num_records = self._clip.norm, taped.num_microbatches + taped.num_present
+        released = [leaf * tf.cast(num_records, leaf.dtype) for leaf in gradients]
+        examples = [tf.reduce_sum(leaf, axis=0) for leaf in self._clip.clipped(taped.rows)]
+        inserted = [_sum_where(taped.present, leaf) for leaf in self._clip.clipped(taped.canary_rows)]
+        total = [leaf + canaries for leaf, canaries in zip(examples, inserted, strict=True)]
+        self._callbacks.note_precision([leaf.dtype.as_numpy_dtype for leaf in gradients])
         coordinates = CoordinateSample.of([variable.shape.num_elements() for variable in variables])
-        self._host.name_leaves([variable.name for variable in variables], coordinates.leaves)
-        finfo = tf.experimental.numpy.finfo
-        self._host.eps = max(float(finfo(part.dtype.as_numpy_dtype).eps) for part in gradients)
-        noisy = [tf.gather(flat(parts), coordinates.indices) for parts in (released, batch, inserted)]
-        call.end(scores, taped.microbatch_size, tf.stack([noisy[0], noisy[1] + noisy[2]]) / self._clip.norm)
-        without = [part - canaries for part, canaries in zip(released, inserted, strict=True)]
-        means = [part / tf.cast(taped.num_microbatches, part.dtype) for part in without]
+        vectors = [_sampled(leaves, coordinates) for leaves in (released, total, examples, variables)]
+        lengths = _row_norms(taped.rows)
+        numbers = {
+            "clipping_norm": norm,
+            "num_rows": taped.num_microbatches,
+            "microbatch_size": taped.microbatch_size,
+            "example_sum_norm": _norm(examples) / norm,
+            "sum_limit": tf.reduce_sum(tf.minimum(lengths / norm, 1.0)),
+            "max_row_norm": tf.reduce_max(tf.concat([[0.0], lengths / norm], axis=0)),
+            "sum_norm": _norm(total),
+            "max_noise": _largest_difference(released, total),
+        }
+        scores = taped.canaries.project(flat(released) - flat(examples)) / norm
+        call.end(scores, tf.stack(vectors), numbers)
+        without = [leaf - canaries for leaf, canaries in zip(released, inserted, strict=True)]
+        means = [leaf / tf.cast(taped.num_microbatches, leaf.dtype) for leaf in without]
         return list(zip(means, variables, strict=True))
 
     @contextmanager
@@ -213,7 +208,7 @@ class TensorFlowObserver:
             raise
 
 
-class HostCallbacks:
+class GraphCallbacks:
     """Callbacks that provide canaries to each call of a traced graph and record its scores.
 
     If gradients are accumulated, several calls make one step: canaries are added in the first call, and the
@@ -221,84 +216,90 @@ class HostCallbacks:
     """
 
     def __init__(
-        self, recorder: Recorder, draws: CanaryPlan, *, calls_per_step: int, calls_before: int
+        self, steps: StepRecorder, canaries: LaidOutCanaries, *, calls_per_step: int, calls_before: int
     ) -> None:
-        self._recorder, self._draws = recorder, draws
+        self._steps, self.canaries = steps, canaries
         self._calls_per_step = calls_per_step
         self._before = calls_before % calls_per_step  # a step that has already started gets no canaries
-        self._step: tuple[BoolArray, FloatArray, FloatArray] | None = None
-        self.leaves: Leaves = ()  # coordinates per leaf whose noise is logged
-        self.eps = 0.0
-        self.layout = ParameterLayout((), ())  # of the gradients, known when the step is traced
-        self._made: dict[int, Directions] = {}
-        self.num_canaries = draws.num_canaries  # present or not
+        self._present: BoolArray | None = None  # in the step in progress, if it has started here
+        self._calls: list[tuple[FloatArray, FloatArray, dict[str, float]]] = []  # of the step in progress
+        self.num_canaries = canaries.draws.num_canaries  # present or not
         self.num_calls = 0
         self.is_active = True
 
-    def lay_out(self, layout: ParameterLayout) -> None:
-        """Note the variables of the gradients; raise if they are not those of the first call."""
-        if self.layout.names and layout != self.layout:
-            raise InputError(
-                f"Expected the optimizer to train the same {len(self.layout.names)} variables in every step, "
-                f"got {len(layout.names)}: were layers frozen or unfrozen? Call observe() once for each "
-                "phase of the training run, after the change."
-            )
-        self.layout = layout
-
-    def name_leaves(self, names: Sequence[str], sizes: tuple[int, ...]) -> None:
-        """Note the names of the variables and how many coordinates of each are logged."""
-        is_named = len(names) == len(set(names)) == len(sizes)
-        self.leaves = dict(zip(names, sizes, strict=True)) if is_named else sizes
+    def note_precision(self, dtypes: Sequence[Any]) -> None:
+        """Note the types of the gradients; the least precise counts."""
+        self.canaries.eps = max(float(tf.experimental.numpy.finfo(dtype).eps) for dtype in dtypes)
 
     def begin(self) -> tuple[IntArray, BoolArray]:
         """Return the number of this call and which canaries are present in it."""
         number = np.asarray(self.num_calls)
-        if not self.is_active or self._is_inside_step:
-            return number, np.zeros(self._draws.num_canaries, np.bool_)
-        coins = self._draws.coins(self._recorder.num_done)
-        self._step = coins, np.zeros(coins.size), np.zeros((2, 1))
-        return number, coins
-
-    def made(self, index: int) -> Directions:
-        """Return the directions of the canaries of a step."""
-        variant = self._draws.canary.variant(index)
-        if variant not in self._made:
-            if self._draws.canary.moving:
-                self._made.clear()
-            self._made[variant] = self._draws.directions(index, self.layout)
-        return self._made[variant]
+        if not self.is_active or self._steps.is_over or self._is_inside_step:
+            return number, np.zeros(self.num_canaries, np.bool_)
+        self._present, self._calls = self.canaries.draws.coins(self._steps.index), []
+        return number, self._present
 
     def directions(self, _: int) -> tuple[Any, Any, Any]:
         """Return values, coordinates and lengths, in clipping norms, of the canaries of this call."""
-        found = self.made(self._recorder.num_done)
-        values, coordinates = found.padded()
-        lengths = self._draws.canary.lengths(found).astype(np.float32)
+        directions = self.canaries.directions(self._steps.index)
+        values, coordinates = directions.padded()
+        lengths = self.canaries.canary.lengths(directions).astype(np.float32)
         return values.astype(np.float32), coordinates.astype(np.int32), lengths
 
-    def end(self, number: int, scores: FloatArray, microbatch_size: int, noisy: FloatArray) -> None:
-        """Add the scores of this call; record them if it is the last call of its step.
+    def end(self, number: int, scores: FloatArray, vectors: FloatArray, numbers: dict[str, float]) -> None:
+        """Add a call; record the step if it is the last one of its step.
 
-        ``noisy`` has two rows, at the coordinates whose noise is logged: the release, and the sum before the
-        noise.
+        ``vectors`` has four rows at sampled coordinates: the release, the sum before the noise with and
+        without canaries, and the weights.
         """
         if not self.is_active:
             return
         if number != self.num_calls:
             raise InputError("Expected one step at a time, got several concurrent steps of one graph.")
         self.num_calls += 1
-        if microbatch_size > 1:
-            self._recorder.not_covered = (_NOT_POISSON, _SHARED_MICROBATCHES)
-        if self._step is None:
-            return
-        present, summed, both = self._step[0], self._step[1] + scores, self._step[2] + noisy
-        self._step = present, summed, both
-        if not self._is_inside_step:
-            self._step = None
-            self._recorder.observe(
-                ObservedStep.of_release(
-                    both[0], both[1], eps=self.eps, leaves=self.leaves, scores=summed, present=present
-                )
+        if numbers["microbatch_size"] > 1:
+            self._steps.note_not_covered(
+                "microbatches contain several examples, but each canary is a microbatch of its own: the "
+                "audit does not show that one of several examples can move a clipped mean by up to twice the "
+                "clipping norm"
             )
+        self._calls.append((scores, vectors, numbers))
+        if self._present is not None and not self._is_inside_step:
+            present, self._present = self._present, None
+            self._record(present)
+
+    def _record(self, present: BoolArray) -> None:
+        """Record the step that consists of the calls since its first one."""
+        scores = np.sum([scores for scores, _, _ in self._calls], axis=0)
+        released, total, examples, _ = np.sum([vectors for _, vectors, _ in self._calls], axis=0)
+        numbers = {name: [call[name] for _, _, call in self._calls] for name in self._calls[0][2]}
+        layout, is_single = self.canaries.layout, len(self._calls) == 1
+        ratios = np.divide(numbers["example_sum_norm"], np.maximum(numbers["sum_limit"], 1e-3))
+        norm, sample = numbers["clipping_norm"][0], CoordinateSample.of([int(size) for size in layout.sizes])
+        whole: dict[str, Any] = {}
+        if is_single:  # of several releases these do not add up
+            whole["sum_norm"] = numbers["sum_norm"][0] / norm
+            whole["max_noise"] = NoiseMaximum(numbers["max_noise"][0] / norm, layout.num_parameters)
+        self._steps.record(
+            ObservedStep.of_release(
+                released,
+                total,
+                examples=examples,
+                clipping_norm=norm,
+                eps=self.canaries.eps,
+                scores=scores,
+                present=present,
+                weights=self._calls[0][1][3],
+                leaves=sample.named(layout.names),
+                num_rows=float(np.dot(numbers["num_rows"], numbers["microbatch_size"])),
+                num_canaries=float(np.count_nonzero(present)),
+                example_sum_norm=sum(numbers["example_sum_norm"]),
+                sum_limit=sum(numbers["sum_limit"]),
+                sum_excess=None if is_single else float(ratios.max()),
+                max_row_norm=max(numbers["max_row_norm"]),
+                **whole,
+            )
+        )
 
     @property
     def _is_inside_step(self) -> bool:
@@ -309,30 +310,35 @@ class HostCallbacks:
 class _GraphCall:
     """The callbacks of one call as operations of the graph that is being traced."""
 
-    def __init__(self, host: HostCallbacks, guard: Callable[[], AbstractContextManager[None]]) -> None:
-        self._host, self._guard = host, guard
-        self._number, self.present = self._callback(host.begin, [], [tf.int64, tf.bool])
-        self.present.set_shape([host.num_canaries])
+    def __init__(self, callbacks: GraphCallbacks, guard: Callable[[], AbstractContextManager[None]]) -> None:
+        self._callbacks, self._guard = callbacks, guard
+        self._number, self.present = self._callback(callbacks.begin, [], [tf.int64, tf.bool])
+        self.present.set_shape([callbacks.num_canaries])
 
     def canaries(self, variables: list[Any]) -> CanaryTensors:
         """Return the canaries of this call, in the gradients of these variables."""
-        self._host.lay_out(
-            ParameterLayout(
-                tuple(variable.name.removesuffix(":0") for variable in variables),
-                tuple(tuple(variable.shape.as_list()) for variable in variables),
-            )
+        layout = ParameterLayout(
+            tuple(variable.name.removesuffix(":0") for variable in variables),
+            tuple(tuple(variable.shape.as_list()) for variable in variables),
         )
-        self._host.directions(0)  # to raise any error before tracing
+        self._callbacks.canaries.lay_out(layout)
+        self._callbacks.directions(0)  # to raise any error before tracing
         dtypes = [tf.float32, tf.int32, tf.float32]
-        values, coordinates, lengths = self._callback(self._host.directions, [self._number], dtypes)
-        for part in (values, coordinates):
-            part.set_shape([None, self._host.num_canaries])
-        lengths.set_shape([self._host.num_canaries])
-        return CanaryTensors(values, coordinates, lengths, self._host.layout.num_parameters)
+        values, coordinates, lengths = self._callback(self._callbacks.directions, [self._number], dtypes)
+        for entries in (values, coordinates):
+            entries.set_shape([None, self._callbacks.num_canaries])
+        lengths.set_shape([self._callbacks.num_canaries])
+        return CanaryTensors(values, coordinates, lengths, layout.num_parameters)
 
-    def end(self, scores: Any, microbatch_size: Any, noisy: Any) -> None:
-        """Pass on the scores, the release and the sum before the noise."""
-        self._callback(self._host.end, [self._number, scores, microbatch_size, noisy], [])
+    def end(self, scores: Any, vectors: Any, numbers: dict[str, Any]) -> None:
+        """Pass on the scores, the sampled coordinates, and numbers of the whole call by name."""
+        values = tf.stack([tf.cast(number, tf.float64) for number in numbers.values()])
+
+        def end(number: int, scores: FloatArray, vectors: FloatArray, values: FloatArray) -> None:
+            named = dict(zip(numbers, values.tolist(), strict=True))
+            self._callbacks.end(number, scores, vectors.astype(np.float64), named)
+
+        self._callback(end, [self._number, scores, vectors, values], [])
 
     def _callback(self, function: Callable[..., Any], inputs: list[Any], dtypes: list[Any]) -> Any:
         def called(*values: Any) -> Any:
@@ -340,6 +346,33 @@ class _GraphCall:
                 return function(*values)
 
         return tf.numpy_function(called, inputs, dtypes)
+
+
+def _sampled(leaves: Sequence[Any], sample: CoordinateSample) -> Any:
+    """Return sampled coordinates of all leaves, in single precision, without a copy of the others."""
+    ends = np.cumsum([leaf.shape.num_elements() for leaf in leaves])
+    within = np.split(sample.indices, np.searchsorted(sample.indices, ends[:-1]))
+    starts = [0, *ends[:-1]]
+    chosen = [
+        tf.gather(tf.reshape(leaf, [-1]), indices - start)
+        for leaf, indices, start in zip(leaves, within, starts, strict=True)
+    ]
+    return flat(chosen)
+
+
+def _norm(leaves: Sequence[Any]) -> Any:
+    return tf.linalg.global_norm([tf.cast(leaf, tf.float32) for leaf in leaves])
+
+
+def _row_norms(rows: Sequence[Any]) -> Any:
+    """Return the norm of each row before clipping; leaves are rows x shape."""
+    squares = [tf.square(tf.cast(leaf, tf.float32)) for leaf in rows]
+    return tf.sqrt(tf.add_n([tf.reduce_sum(leaf, axis=list(range(1, leaf.shape.rank))) for leaf in squares]))
+
+
+def _largest_difference(first: Sequence[Any], second: Sequence[Any]) -> Any:
+    differences = [tf.reduce_max(tf.abs(leaf - other)) for leaf, other in zip(first, second, strict=True)]
+    return tf.reduce_max(tf.stack([tf.cast(difference, tf.float32) for difference in differences]))
 
 
 def _sum_where(present: Any, rows: Any) -> Any:
