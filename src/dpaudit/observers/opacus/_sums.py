@@ -23,7 +23,14 @@ from dpaudit._types import FloatArray
 from dpaudit.diagnostics import CheckResults, Finding
 from dpaudit.diagnostics._sum_checks import StepSum, SumRecord
 from dpaudit.observers.opacus._batches import LoaderBatches
-from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, TrainedParameters, precision, wrapped
+from dpaudit.observers.opacus._clipping import (
+    GhostClip,
+    OpacusClip,
+    TrainedParameters,
+    precision,
+    tensor_norms,
+    wrapped,
+)
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
@@ -161,8 +168,7 @@ class SumObserver:
             rows, limit = len(norms), self._largest_sum(norms.detach().double(), norm)
             self._note_longest(norms.detach())
             count = lambda: int((norms > 0).sum())  # noqa: E731
-        self._loader.choose(rows)
-        if self._counts_nonzero or self.batches.is_given:
+        if self._counts_nonzero or self.batches.is_given or self._loader.is_unused:
             return count(), limit
         if self.batches.exceeds(self._rows + rows):  # from now on, padding is not counted
             self._counts_nonzero, self._is_exact = True, False
@@ -212,7 +218,7 @@ class SumObserver:
             else:
                 self._compare(sums)
         elif self._was_reset and any(one is not None for one in sums):
-            left = float(np.linalg.norm(_norms([one for one in sums if one is not None])))
+            left = float(np.linalg.norm(tensor_norms([one for one in sums if one is not None])))
             left /= float(self._optimizer.max_grad_norm)
             if left > _TOLERANCE:
                 self.record.observe_remainder(left)
@@ -223,7 +229,7 @@ class SumObserver:
         if any(one is None for one in sums):  # the observer raises an error about it
             self._sums = None
             return
-        self._sums, self._norms = [(one, one._version) for one in sums], _norms(sums)
+        self._sums, self._norms = [(one, one._version) for one in sums], tensor_norms(sums)
 
     def _compare(self, sums: Sequence[Tensor]) -> None:
         """Note a sum that is not what the latest addition left."""
@@ -232,7 +238,7 @@ class SumObserver:
         if all(new is old and new._version == version for new, (old, version) in pairs):
             return
         norm = float(self._optimizer.max_grad_norm)
-        before, after = self._norms / norm, _norms(sums) / norm
+        before, after = self._norms / norm, tensor_norms(sums) / norm
         self._norms = after * norm
         if np.abs(after - before).max() <= _TOLERANCE * (1 + before.max()):
             return
@@ -244,15 +250,15 @@ class SumObserver:
         self.record.observe_change(length, float(np.linalg.norm(after)), is_scaled=is_scaled)
 
     @torch.no_grad()
-    def before_noise(self, sums: Sequence[Tensor]) -> StepSum | None:
-        """Check the sum of a step, before canaries and noise are added."""
+    def before_noise(self, sums: Sequence[Tensor]) -> float:
+        """Check the sum of a step, before canaries and noise are added, and return its norm."""
         if self._sums is not None:
             self._compare(sums)
         elif self._module is None and self._has_processed_rows():
             self.record.skip()
             self._end_step()
-            return None
-        norms = self._norms if self._sums is not None else _norms(sums)
+            return float(np.linalg.norm(tensor_norms(sums)))
+        norms = self._norms if self._sums is not None else tensor_norms(sums)
         norm, layers = float(self._optimizer.max_grad_norm), getattr(self._optimizer, "max_grad_norms", None)
         drawn = self.batches.use(self._rows, is_exact=self._is_exact)
         step = StepSum(
@@ -269,7 +275,7 @@ class SumObserver:
             excess = float((np.array([*norms, step.norm]) / limits).max())
         self.record.observe(step, excess=excess, eps=precision(sums))
         self._end_step()
-        return step
+        return step.norm
 
     def _end_step(self) -> None:
         self._was_reset = True
@@ -437,14 +443,3 @@ def _same_ratio(kept: Sequence[tuple[float, FloatArray]]) -> tuple[str, float, i
         if count >= max(_FEWEST_SAME, _SHARE_SAME * len(kept)) and (best is None or count > best[2]):
             best = name, float(ratios[first]), count
     return best
-
-
-@torch.no_grad()
-def _norms(parts: Sequence[Tensor]) -> FloatArray:
-    """Return the norm of each tensor."""
-    if all(part.dtype == torch.float32 for part in parts):
-        found = list(torch._foreach_norm(list(parts)))
-    else:  # squares may overflow in half precision
-        found = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
-    first = found[0].device
-    return np.asarray(torch.stack([one.to(first) for one in found]).double().cpu())
