@@ -19,7 +19,7 @@ model, optimizer, loader = PrivacyEngine().make_private(
 )
 criterion = nn.CrossEntropyLoss()
 
-with observe(optimizer, canary=dpaudit.Dirac(), num_canaries=512, seed=1) as recorder:
+with observe(optimizer, loader=loader, canary=dpaudit.Dirac(), num_canaries=512, seed=1) as recorder:
     for _ in range(15):
         for inputs, targets in loader:
             optimizer.zero_grad()

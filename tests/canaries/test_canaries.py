@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from statistical_limits import room
 
 import dpaudit
-from dpaudit._torch import CanaryVectors, gradient_rows
+from dpaudit._torch import CanaryVectors
 from dpaudit.canaries import GradientCanary
 from dpaudit.observers.jax_privacy._canaries import JaxCanaryVectors
 
@@ -75,16 +75,6 @@ def test_every_library_has_the_same_canaries(kind):
     dense = found.dense()
     for projected in (in_torch.project(torch.as_tensor(vector)), in_jax.project(jax.numpy.asarray(vector))):
         np.testing.assert_allclose(projected, dense @ vector, atol=1e-5)
-    parts = list(gradient_rows(found, numbers, weights, torch.zeros(1, dtype=torch.float64)))
-    full = torch.cat([rows.dense() for rows in parts])
-    np.testing.assert_allclose(full, weights[numbers, None] * dense[numbers], atol=1e-6)
-    for rows in parts:
-        where, coordinates, values = rows.entries()
-        assert (np.diff(coordinates) >= 0).all()
-        again = np.zeros((len(rows), 31))
-        again[where, coordinates] = values
-        np.testing.assert_array_equal(again, rows.dense())
-        np.testing.assert_array_equal(torch.cat([one.dense() for one in rows.chunks(1)]), rows.dense())
     moved = torch.zeros(31, dtype=torch.float64)
     in_torch.add_some(torch.as_tensor(numbers), torch.as_tensor(weights[numbers]), moved)
     np.testing.assert_allclose(moved, weights[numbers] @ dense[numbers], atol=1e-6)

@@ -83,8 +83,10 @@ def train(private):
 
     def go(*, observed=True, num_steps=300, seed=0, observer=None, **options):
         made = private(num_steps=num_steps, seed=seed, **options)
-        module = {"module": made.model} if made.ghost else {}
-        usual = {"num_steps": num_steps, "delta": DELTA, "seed": seed, **module}
+        usual = {"num_steps": num_steps, "delta": DELTA, "seed": seed}
+        usual |= {"module": made.model}
+        if options.get("poisson_sampling", True):
+            usual |= {"loader": made.loader}
         context = observe(made.optimizer, **(usual | (observer or {}))) if observed else nullcontext()
         with context as made.recorder:
             run(made, num_steps)

@@ -12,8 +12,8 @@ from opacus_runs import DELTA, FAULTS, OTHER_KINDS, run, small_data, small_model
 from torch import nn
 
 import dpaudit
-from dpaudit.observers.opacus import _clipping, observe
-from dpaudit.observers.opacus._clipping import GhostClip, PerSampleClip, clip_for, split_like
+from dpaudit.observers.opacus import _clipping, _gradient_canaries, observe
+from dpaudit.observers.opacus._clipping import CoordinateIndex, GhostClip, PerSampleClip, clip_for
 from dpaudit.observers.opacus._gradient_canaries import default_num_canaries, norm_share
 
 pytestmark = [
@@ -30,30 +30,14 @@ SETTINGS = {
 }
 
 
-def dense_ghost(clip, rows):
-    """The same with a matrix of all parameters; norms and sums are those of torch."""
-    matrix, own, trainable = rows.dense(), clip._optimizer.params, clip._module.trainable_parameters
-    for value in trainable:
-        value._norm_sample = matrix.new_zeros(len(matrix))
-    for value, part in split_like(matrix, own):
-        value._norm_sample = part.flatten(1).norm(dim=1)
-    coefficients = clip._module.get_clipping_coef()
-    kept = [value.grad for value in own]
-    for value, part in split_like(coefficients @ matrix, own):
-        value.grad = part
-    clip._optimizer.accumulate()
-    for value, grad in zip(own, kept, strict=True):
-        value.grad = grad
-
-
 def use_full_rows(monkeypatch):
-    monkeypatch.setattr(PerSampleClip, "needs_full_rows", True)
-    monkeypatch.setattr(GhostClip, "add_canaries", dense_ghost)
+    for clip in (PerSampleClip, GhostClip):
+        monkeypatch.setattr(clip, "is_of_opacus", False)
 
 
 def trust_any_code(monkeypatch):
     """Also code that is not part of Opacus gets rows of few coordinates."""
-    monkeypatch.setattr(_clipping, "_is_of_opacus", lambda *_: True)
+    monkeypatch.setattr(_clipping, "is_of_opacus", lambda *_: True)
 
 
 def both(train, monkeypatch, **options):
@@ -152,7 +136,7 @@ def test_parameters_of_any_shape_get_their_canaries(monkeypatch, num_canaries):
 
 def test_a_sum_whose_memory_has_another_order_is_written_in_place():
     total = torch.arange(42.0).view(6, 7).T
-    _clipping._write(total, torch.tensor([8, 41]), torch.tensor([100.0, 200.0]))
+    CoordinateIndex(np.array([8, 41]), [total]).write([total], torch.tensor([100.0, 200.0]))
     expected = torch.arange(42.0).view(6, 7).T.reshape(-1)
     expected[[8, 41]] = torch.tensor([100.0, 200.0])
     assert torch.equal(total.reshape(-1), expected)
@@ -160,7 +144,8 @@ def test_a_sum_whose_memory_has_another_order_is_written_in_place():
 
 def test_chunks_of_one_canary_each_are_the_same_canaries(train, monkeypatch):
     at_once = train(num_steps=5, noise_multiplier=0.5)
-    monkeypatch.setattr(_clipping, "_COMPACT_CHUNK", 1e-9)
+    monkeypatch.setattr(_gradient_canaries, "_MAX_ENTRIES", 0)
+    monkeypatch.setattr(_gradient_canaries, "_CHUNK_ROWS", 1e-9)
     require_equal(at_once, train(num_steps=5, noise_multiplier=0.5))
 
 

@@ -95,7 +95,7 @@ def train(rank, *, observed=True, broken=False, doubled_on=None, sampling=False,
     if not observed:
         loop()
         return None, weights(model)
-    watch = {"loader": loader, "sampling": True} if sampling else {"module": model}
+    watch = {"loader": loader, "sampling": True} if sampling else {"module": model, "loader": loader}
     # the seeds differ: the processes agree on one
     with observe(optimizer, delta=DELTA, num_steps=num_steps, seed=rank, **watch) as recorder:
         loop()

@@ -84,10 +84,10 @@ class Slow:
             OpacusObserver._before_update,
         )
 
-        def add_to_sum(canaries, index, members, *, inserts):
-            projection = original_add(canaries, index, members, inserts=inserts)
+        def add_to_sum(canaries, index, members, *rest, **options):
+            result = original_add(canaries, index, members, *rest, **options)
             self._note(canaries, index, members)
-            return projection
+            return result
 
         def update(observer, *rest):
             self._score(observer)
@@ -161,11 +161,11 @@ def projections(monkeypatch):
     directions, lengths, original = [], [], _input_canaries.InputCanaries.add_to_sum
 
     def add_to_sum(*args, **options):
-        projection = original(*args, **options)
+        projection, after = original(*args, **options)
         norms = projection.squares.double().sqrt()
         directions.append((projection.directions.double() / norms[:, None]).numpy())
         lengths.append((norms / projection.norm).numpy())
-        return projection
+        return projection, after
 
     monkeypatch.setattr(_input_canaries.InputCanaries, "add_to_sum", add_to_sum)
     return {"directions": directions, "lengths": lengths}

@@ -8,7 +8,7 @@ import torch
 from opacus_runs import DELTA, OTHER_KINDS, run, weights
 
 from dpaudit.observers.opacus import observe
-from dpaudit.observers.opacus._clipping import SampledWeights
+from dpaudit.observers.opacus._clipping import CoordinateIndex, flat
 
 STEPS = 60
 OF_NOISE = {
@@ -150,10 +150,11 @@ def test_weight_decay_after_the_noise_is_no_finding_but_a_gradient_is(private, p
     assert (names, is_decay) == ((set(), True) if part is decayed else ({"noise-by-sum"}, False))
 
 
-@pytest.mark.parametrize("few", [0, 10**6], ids=["selected", "copied"])
-def test_sampled_weights_are_those_of_the_concatenated_parameters(monkeypatch, few):
-    monkeypatch.setattr("dpaudit.observers.opacus._clipping._FEW_WEIGHTS", few)
+def test_coordinates_are_those_of_the_concatenated_parameters():
     parameters = [torch.randn(shape) for shape in ((3, 4), (2,), (5, 2), (1,))]
     chosen = np.array([0, 7, 11, 12, 14, 23, 24])  # at both ends of parameters
-    expected = torch.cat([one.reshape(-1) for one in parameters])[chosen]
-    np.testing.assert_array_equal(SampledWeights(parameters, chosen).read(), expected.double())
+    index, expected = CoordinateIndex(chosen, parameters), flat(parameters)
+    assert torch.equal(index.read(parameters), expected[chosen])
+    index.write(parameters, torch.arange(7.0))
+    expected[chosen] = torch.arange(7.0)
+    assert torch.equal(CoordinateIndex.complete(parameters).read(parameters), expected)

@@ -181,15 +181,14 @@ def run_opacus(run: Run, kind: str) -> Any:
         optimizer.zero_grad()
         private(module(x), y).backward()
 
-    ghost = {"module": module} if kind == "ghost" else {}
     with observe(
         optimizer,
         noise_multiplier=run.sigma,
         loader=loader,
+        module=module,
         num_steps=run.num_steps,
         delta=DELTA,
         seed=run.seed,
-        **ghost,
     ) as recorder:
         train(run, backward, optimizer, loader, plain)
     return recorder

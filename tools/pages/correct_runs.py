@@ -79,7 +79,6 @@ def opacus_audit(
         **ghost,
     )
     loss = private[0] if private else criterion
-    parts = {"module": module} if ghost else {}
     with observe(
         optimizer,
         noise_multiplier=noise_multiplier(seed),
@@ -87,7 +86,7 @@ def opacus_audit(
         num_steps=steps,
         delta=DELTA,
         seed=seed,
-        **parts,
+        module=module,
     ) as recorder:
         for _ in range(math.ceil(steps * RATE)):
             for x, y in loader:

@@ -2,11 +2,7 @@
 
 from dpaudit._torch._canaries import (
     CanaryVectors,
-    GradientRows,
     HeldOutData,
-    SharedRows,
-    SparseRows,
-    gradient_rows,
     largest_absolute,
     require_fitting,
     tensor_fingerprints,
@@ -14,11 +10,7 @@ from dpaudit._torch._canaries import (
 
 __all__ = [
     "CanaryVectors",
-    "GradientRows",
     "HeldOutData",
-    "SharedRows",
-    "SparseRows",
-    "gradient_rows",
     "largest_absolute",
     "require_fitting",
     "tensor_fingerprints",

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpaudit._types import FloatArray, IntArray
 from dpaudit.canaries import Directions, HeldOutExamples, fingerprints, unseen_indices
 from dpaudit.errors import InputError
 
@@ -164,124 +161,3 @@ class CanaryVectors:
             out.index_add_(0, self.coordinates.view(-1), weighted)
         else:
             out.add_(weighted[: self.num_parameters])
-
-
-class GradientRows(ABC):
-    """Canaries as gradients, one per row, stored without coordinates at which all of them are zero.
-
-    Numbers stay in the memory of the host, where they decide which parameter tensors have an entry.
-    """
-
-    num_parameters: int
-    like: Tensor
-    """A tensor with the dtype and the device of gradients."""
-
-    @property
-    @abstractmethod
-    def num_entries(self) -> int:
-        """The number of coordinates of one row."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def chunks(self, size: int) -> Iterator[GradientRows]:
-        """Yield the rows in groups of at most ``size``."""
-
-    @abstractmethod
-    def dense(self) -> Tensor:
-        """Return the full matrix, rows x parameters."""
-
-    @abstractmethod
-    def entries(self) -> tuple[IntArray, IntArray, Tensor]:
-        """Return the row, the coordinate and the value of each entry, sorted by coordinate; no padding."""
-
-    def _numbers(self, values: FloatArray) -> Tensor:
-        return torch.as_tensor(values, dtype=self.like.dtype, device=self.like.device)
-
-    def _indices(self, numbers: IntArray) -> Tensor:
-        return torch.as_tensor(numbers, device=self.like.device)
-
-
-def gradient_rows(
-    directions: Directions, members: IntArray, lengths: FloatArray, like: Tensor
-) -> Iterator[GradientRows]:
-    """Yield the canaries with the numbers ``members``; ``lengths`` are those of all canaries."""
-    members = np.sort(members)  # a sampler draws them in any order
-    first = int(np.searchsorted(members, directions.num_apart))
-    apart, rest = members[:first], members[first:]
-    if apart.size:
-        coordinates = np.minimum(directions.explicit_coordinates[:, apart], directions.num_parameters - 1)
-        values = directions.values[:, apart] * lengths[apart]
-        yield SparseRows(values, coordinates, directions.num_parameters, like)
-    if rest.size and directions.shared is not None:
-        shared = directions.shared
-        values = shared.values[:, rest - directions.num_apart].T * lengths[rest, None]
-        yield SharedRows(values, shared.places, directions.num_parameters, like)
-
-
-@dataclass(frozen=True, eq=False)
-class SparseRows(GradientRows):
-    """Rows with coordinates of their own."""
-
-    values: FloatArray  # entries x rows; zeros are padding
-    coordinates: IntArray  # the same shape; those of padding are arbitrary
-    num_parameters: int
-    like: Tensor
-
-    @property
-    def num_entries(self) -> int:
-        return len(self.values)
-
-    def __len__(self) -> int:
-        return int(self.values.shape[1])
-
-    def chunks(self, size: int) -> Iterator[SparseRows]:
-        for first in range(0, len(self), size):
-            part = slice(first, first + size)
-            yield replace(self, values=self.values[:, part], coordinates=self.coordinates[:, part])
-
-    def dense(self) -> Tensor:
-        out = self.like.new_zeros(len(self), self.num_parameters)
-        return out.scatter_add_(1, self._indices(self.coordinates.T), self._numbers(self.values.T))
-
-    def entries(self) -> tuple[IntArray, IntArray, Tensor]:
-        # a coordinate appears more than once only if a canary does
-        coordinates, values = self.coordinates.reshape(-1), self.values.reshape(-1)
-        chosen = np.flatnonzero(values)
-        chosen = chosen[np.argsort(coordinates[chosen], kind="stable")]
-        return chosen % len(self), coordinates[chosen], self._numbers(values[chosen])
-
-
-@dataclass(frozen=True, eq=False)
-class SharedRows(GradientRows):
-    """Rows on the same coordinates."""
-
-    values: FloatArray  # rows x places
-    places: IntArray  # in increasing order
-    num_parameters: int
-    like: Tensor
-
-    @property
-    def num_entries(self) -> int:
-        return self.places.size
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def chunks(self, size: int) -> Iterator[SharedRows]:
-        for first in range(0, len(self), size):
-            yield replace(self, values=self.values[first : first + size])
-
-    def dense(self) -> Tensor:
-        out = self.like.new_zeros(len(self), self.num_parameters)
-        out[:, self._indices(self.places)] = self.matrix()
-        return out
-
-    def entries(self) -> tuple[IntArray, IntArray, Tensor]:
-        places, rows = np.nonzero(self.values.T)
-        return rows, self.places[places], self._numbers(self.values.T[places, rows])
-
-    def matrix(self) -> Tensor:
-        """Return the rows at their places only."""
-        return self._numbers(self.values)

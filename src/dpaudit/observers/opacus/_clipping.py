@@ -7,11 +7,11 @@ row of a canary takes the same path as the rows of examples, and changes nothing
 from __future__ import annotations
 
 import inspect
-import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +22,6 @@ from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 from torch import Tensor, nn
 
 from dpaudit._faults import machine_fault
-from dpaudit._torch import GradientRows, SharedRows
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored, replaced
@@ -34,28 +33,123 @@ _UNSUPPORTED: dict[type, str] = {
     'with grad_sample_mode="ghost" on a smaller model',
 }
 _CHUNK_ENTRIES = 2**24  # matrix entries of full rows that are in memory together
-_COMPACT_CHUNK = 160  # at which a matrix of one chunk takes as long as a call of the library for one layer
-_FEW_WEIGHTS = 2**18  # of a model, which are copied faster than a few of each parameter are selected
 _WRAPPED = "wrapped_by_dpaudit"  # attribute of wrappers: the attribute of the object that they hide, or None
 _CLIPPING = ("clip_and_accumulate", "_get_flat_grad_sample", "grad_samples", "params", "param_groups")
 
 
+class CoordinateIndex:
+    """Sorted coordinates of the concatenation of all parameters, read and written parameter by parameter."""
+
+    def __init__(self, coordinates: IntArray, parameters: Sequence[Tensor]) -> None:
+        offsets = np.cumsum([0, *(parameter.numel() for parameter in parameters)])
+        ends = np.searchsorted(coordinates, offsets).tolist()
+        self.coordinates, self.is_complete = coordinates, coordinates.size == int(offsets[-1])
+        self.slices = [slice(*pair) for pair in pairwise(ends)]
+        """The positions of the coordinates that are in each parameter."""
+        self._inside: list[Tensor | None] = [
+            torch.as_tensor(coordinates[part] - offset, device=parameter.device)
+            if part.stop > part.start and not self.is_complete
+            else None
+            for part, offset, parameter in zip(self.slices, offsets, parameters, strict=False)
+        ]
+
+    @classmethod
+    def complete(cls, parameters: Sequence[Tensor]) -> CoordinateIndex:
+        """Return the index of all coordinates."""
+        return cls(np.arange(sum(parameter.numel() for parameter in parameters)), parameters)
+
+    def __len__(self) -> int:
+        return self.coordinates.size
+
+    def positions(self, coordinates: IntArray) -> IntArray:
+        """Return the positions of some of the coordinates."""
+        return np.searchsorted(self.coordinates, coordinates).astype(np.int64)
+
+    def read(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the numbers at the coordinates, in single precision or better."""
+        if self.is_complete:
+            return flat(tensors)
+        numbers = [
+            tensor.detach().reshape(-1).index_select(0, inside)
+            for tensor, inside in zip(tensors, self._inside, strict=True)
+            if inside is not None
+        ]
+        return at_least_single(torch.cat(numbers))
+
+    def write(self, tensors: Sequence[Tensor], values: Tensor) -> None:
+        """Write numbers to the coordinates, in place."""
+        for tensor, inside, part in zip(tensors, self._inside, self.slices, strict=True):
+            if self.is_complete:
+                tensor.copy_(values[part].view(tensor.shape))
+            elif inside is not None:
+                vector = tensor.reshape(-1)  # a copy if the tensor is not contiguous
+                vector.index_copy_(0, inside, values[part].to(tensor.dtype))
+                if not tensor.is_contiguous():
+                    tensor.copy_(vector.view(tensor.shape))
+
+
+class StandIns:
+    """Parameters that consist of the coordinates of canaries only, for the clipping code of an optimizer.
+
+    Each parameter tensor has a stand-in with the same number of dimensions, whose sum holds the observed sum
+    at the coordinates. So neither norms nor sums depend on the other coordinates, at which canaries are zero,
+    and the cost does not depend on the number of parameters. The code runs with the current settings of the
+    observed optimizer, and changes none of them.
+    """
+
+    def __init__(self, optimizer: DPOptimizer, index: CoordinateIndex) -> None:
+        self._optimizer, self.slices = optimizer, index.slices
+        self.copy: Any = object.__new__(type(optimizer))
+        self.parameters: list[Any] = []
+        for parameter, part in zip(optimizer.params, index.slices, strict=True):
+            size = max(part.stop - part.start, 1)  # one of its own if there is none
+            shape = (size, *[1] * (parameter.dim() - 1)) if parameter.dim() else ()
+            self.parameters.append(nn.Parameter(parameter.detach().new_zeros(shape)))
+        self._groups = SimpleNamespace(param_groups=[{"params": self.parameters}])
+
+    def reset(self, sums: Tensor) -> None:
+        """Copy the settings of the optimizer, and use the memory of ``sums`` at the coordinates."""
+        vars(self.copy).update(_attributes(self._optimizer), original_optimizer=self._groups)
+        observed = self._optimizer.params
+        for stand_in, part, parameter in zip(self.parameters, self.slices, observed, strict=True):
+            values = sums[part] if part.stop > part.start else sums.new_zeros(1)
+            stand_in.summed_grad = values.to(parameter.summed_grad.dtype).view(stand_in.shape)
+
+    def sums(self) -> Tensor:
+        """Return the sums at the coordinates."""
+        pairs = zip(self.parameters, self.slices, strict=True)
+        return flat([stand_in.summed_grad for stand_in, part in pairs if part.stop > part.start])
+
+    def split(self, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        """Yield each stand-in with its columns of ``rows``, in its shape and precision."""
+        for stand_in, part in zip(self.parameters, self.slices, strict=True):
+            columns = rows[:, part] if part.stop > part.start else rows.new_zeros(len(rows), 1)
+            yield stand_in, columns.reshape(-1, *stand_in.shape).to(stand_in.dtype)
+
+
 class OpacusClip(ABC):
-    """A way to add clipped rows to ``p.summed_grad`` with the library's own code.
+    """A way to add clipped rows to a sum with the library's own code.
 
     Everything else that this code changes is restored.
     """
 
     not_covered: tuple[str, ...] = ()
 
+    needs_full_rows = False
+    """Whether canaries are clipped as rows with an entry for each parameter, which is slower."""
+
     @property
     @abstractmethod
-    def needs_full_rows(self) -> bool:
-        """Whether canaries must be clipped as rows with an entry for each parameter, which is slower."""
+    def is_of_opacus(self) -> bool:
+        """Whether all code that clips and adds is defined by Opacus, so that stand-ins behave the same."""
 
     @abstractmethod
-    def add_canaries(self, rows: GradientRows) -> None:
-        """Clip and add ``rows``, of which there is at least one."""
+    def add_rows(self, rows: Tensor, sums: Tensor, stand_ins: StandIns) -> Tensor:
+        """Clip ``rows`` (gradients x coordinates of the stand-ins), and return their sum plus ``sums``."""
+
+    @abstractmethod
+    def add_to_parameters(self, rows: Tensor, index: CoordinateIndex) -> None:
+        """Clip ``rows`` (gradients x coordinates) and add them to ``p.summed_grad`` of the parameters."""
 
     @abstractmethod
     def batch_sizes(self) -> list[int]:
@@ -69,35 +163,43 @@ class OpacusClip(ABC):
 class PerSampleClip(OpacusClip):
     """Clipping of materialized per-example gradients by the optimizer: hooks, functorch, ew.
 
-    Opacus' own code clips canaries as rows that contain only the coordinates of a few of them
-    (:class:`_CompactOptimizer`). Code that is not part of Opacus may depend on anything, so it gets rows with
-    an entry for each parameter.
+    Opacus' own code clips canaries on stand-ins. Code that is not part of Opacus may depend on anything, so
+    it gets rows with an entry for each parameter.
     """
 
     def __init__(self, optimizer: DPOptimizer) -> None:
         self._optimizer = optimizer
 
     @property
-    def needs_full_rows(self) -> bool:
-        return not all(_is_of_opacus(self._optimizer, name) for name in _CLIPPING)
+    def is_of_opacus(self) -> bool:
+        return all(is_of_opacus(self._optimizer, name) for name in _CLIPPING)
 
-    def add_canaries(self, rows: GradientRows) -> None:
-        if self.needs_full_rows:
-            for chunk in rows.chunks(max(1, _CHUNK_ENTRIES // rows.num_parameters)):
-                self.add_to_sum(chunk.dense())
-            return
-        compact = _CompactOptimizer(self._optimizer)
-        for chunk in rows.chunks(_compact_chunk(len(self._optimizer.params), rows)):
-            compact.add_to_sum(chunk)
+    @property
+    def needs_full_rows(self) -> bool:  # type: ignore[override]
+        return not self.is_of_opacus
 
-    def add_to_sum(self, rows: Tensor) -> None:
+    def add_to_parameters(self, rows: Tensor, index: CoordinateIndex) -> None:
+        num_parameters = sum(parameter.numel() for parameter in self._optimizer.params)
+        where = torch.as_tensor(index.coordinates, device=rows.device)
+        for chunk in rows.split(max(1, _CHUNK_ENTRIES // num_parameters)):  # type: ignore[no-untyped-call]
+            full = rows.new_zeros(len(chunk), num_parameters)
+            self.add_full_rows(full.index_copy_(1, where, chunk))
+
+    def add_full_rows(self, rows: Tensor) -> None:
         """Clip and add ``rows`` (gradients x parameters)."""
         parameters = self._optimizer.params
         with restored(self._optimizer), attribute_restored(parameters, "grad_sample"):
-            for parameter, part in split_like(rows, parameters):
-                parameter.grad_sample = part.to(parameter.dtype)
+            for parameter, columns in split_like(rows, parameters):
+                parameter.grad_sample = columns.to(parameter.dtype)
             with _own_clipping(self._optimizer, len(rows)):
                 self._optimizer.clip_and_accumulate()
+
+    def add_rows(self, rows: Tensor, sums: Tensor, stand_ins: StandIns) -> Tensor:
+        stand_ins.reset(sums)
+        for stand_in, columns in stand_ins.split(rows):
+            stand_in.grad_sample = columns
+        stand_ins.copy.clip_and_accumulate()
+        return stand_ins.sums()
 
     def batch_sizes(self) -> list[int]:
         samples = getattr(self._optimizer.params[0], "grad_sample", None)
@@ -114,7 +216,7 @@ def _own_clipping(optimizer: DPOptimizer, num_rows: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if _is_of_opacus(optimizer, "clip_and_accumulate") or machine_fault(error) is not None:
+        if is_of_opacus(optimizer, "clip_and_accumulate") or machine_fault(error) is not None:
             raise
         text = (str(error).splitlines() or ["no message"])[0]
         raise InputError(
@@ -137,26 +239,36 @@ class GhostClip(OpacusClip):
         self._optimizer, self._module = optimizer, module
 
     @property
-    def needs_full_rows(self) -> bool:
-        return False
+    def is_of_opacus(self) -> bool:
+        return is_of_opacus(self._optimizer, "accumulate")
 
-    def add_canaries(self, rows: GradientRows) -> None:
-        own, trainable = self._optimizer.params, self._module.trainable_parameters
-        numbers, coordinates, values = rows.entries()
-        where = torch.as_tensor(numbers, device=values.device)
+    def add_rows(self, rows: Tensor, sums: Tensor, stand_ins: StandIns) -> Tensor:
+        stand_ins.reset(sums)
+        for stand_in, total in stand_ins.split(self._clipped_sum(rows, stand_ins.slices)[None]):
+            stand_in.grad = total[0]
+        stand_ins.copy.accumulate()
+        return stand_ins.sums()
+
+    def add_to_parameters(self, rows: Tensor, index: CoordinateIndex) -> None:
+        parameters = self._optimizer.params
+        total = self._clipped_sum(rows, index.slices)
+        with attribute_restored(parameters, "grad"):
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            index.write([parameter.grad for parameter in parameters], total)
+            self._optimizer.accumulate()
+
+    def _clipped_sum(self, rows: Tensor, slices: Sequence[slice]) -> Tensor:
+        """Return the sum of rows, clipped by the model; ``slices`` are their columns in each parameter."""
+        trainable = self._module.trainable_parameters
         with restored(self._module), attribute_restored(trainable, "_norm_sample"):
             for parameter in trainable:
-                parameter._norm_sample = values.new_zeros(len(rows))
-            for parameter, part, _ in layer_slices(coordinates, own):
-                squares = values.new_zeros(len(rows)).index_add_(0, where[part], values[part].square())
-                parameter._norm_sample = squares.sqrt().to(parameter.dtype)
-            weights = self._module.get_clipping_coef().to(values.dtype)
-        total = values.new_zeros(rows.num_parameters)
-        total.index_add_(0, torch.as_tensor(coordinates, device=values.device), weights[where] * values)
-        with attribute_restored(own, "grad"):
-            for parameter, piece in split_like(total, own):
-                parameter.grad = piece.to(parameter.dtype)
-            self._optimizer.accumulate()
+                parameter._norm_sample = rows.new_zeros(len(rows))
+            for parameter, part in zip(self._optimizer.params, slices, strict=True):
+                norms = torch.linalg.vector_norm(rows[:, part], dim=1)
+                parameter._norm_sample = norms.to(parameter.dtype)
+            coefficients: Tensor = self._module.get_clipping_coef()
+        return coefficients.to(rows.dtype) @ rows
 
     def batch_sizes(self) -> list[int]:
         norms = self._module._per_sample_gradient_norms
@@ -166,81 +278,7 @@ class GhostClip(OpacusClip):
         return []  # norms remain after use
 
 
-class _CompactOptimizer:
-    """An optimizer whose parameters are the coordinates of a few canaries only.
-
-    It runs the clipping code of the observed optimizer with the same settings. Each parameter tensor has a
-    stand-in with the same number of dimensions; its sum holds the observed sum at the coordinates, to which
-    the code adds the clipped rows. So neither norms nor sums depend on the other coordinates, at which
-    canaries are zero, and the cost does not depend on the number of parameters.
-    """
-
-    def __init__(self, optimizer: DPOptimizer) -> None:
-        self._parameters = optimizer.params
-        self._inside: Any = object.__new__(type(optimizer))
-        vars(self._inside).update(_attributes(optimizer))
-
-    def add_to_sum(self, rows: GradientRows) -> None:
-        """Clip ``rows`` and add them to ``p.summed_grad``."""
-        stand_ins, indices = [], []
-        for parameter, index, matrix in self._parts(rows):
-            indices.append(index)
-            stand_ins.append(_stand_in(parameter, index, matrix))
-        self._inside.original_optimizer = SimpleNamespace(param_groups=[{"params": stand_ins}])
-        self._inside.clip_and_accumulate()
-        for parameter, index, stand_in in zip(self._parameters, indices, stand_ins, strict=True):
-            _write(parameter.summed_grad, index, stand_in.summed_grad)
-
-    def _parts(self, rows: GradientRows) -> Iterator[tuple[Any, Tensor, Tensor]]:
-        """Yield each parameter with the coordinates that rows have in it, and the rows at these."""
-        if isinstance(rows, SharedRows):
-            values, places = rows.matrix(), torch.as_tensor(rows.places, device=rows.like.device)
-            for parameter, own, offset in layer_slices(rows.places, self._parameters):
-                matrix = values[:, own] if own.stop > own.start else values.new_zeros(len(rows), 1)
-                yield parameter, places[own] - offset, matrix.to(parameter.dtype)
-            return
-        numbers, coordinates, values = rows.entries()
-        used, columns = np.unique(coordinates, return_inverse=True)  # a canary may be there twice
-        parts = zip(
-            layer_slices(coordinates, self._parameters), layer_slices(used, self._parameters), strict=True
-        )
-        where = torch.as_tensor(np.stack([numbers, columns]), device=values.device)
-        used_there = torch.as_tensor(used, device=values.device)
-        for (parameter, part, _), (_, own, offset) in parts:
-            index = used_there[own] - offset
-            matrix = values.new_zeros(len(rows), max(len(index), 1), dtype=parameter.dtype)
-            matrix[where[0, part], where[1, part] - own.start] = values[part].to(parameter.dtype)
-            yield parameter, index, matrix
-
-
-def _stand_in(parameter: Any, index: Tensor, rows: Tensor) -> Any:
-    """Return a parameter with the coordinates ``index``, or with one of its own if there are none."""
-    shape = (rows.shape[1], *[1] * (parameter.dim() - 1)) if parameter.dim() else ()
-    total = parameter.summed_grad.reshape(-1).index_select(0, index)
-    stand_in: Any = nn.Parameter(parameter.detach().new_zeros(shape))
-    stand_in.summed_grad = total.view(shape) if len(index) else total.new_zeros(shape)
-    stand_in.grad_sample = rows.reshape(-1, *shape)
-    return stand_in
-
-
-def _write(total: Tensor, index: Tensor, values: Tensor) -> None:
-    """Write values to the coordinates ``index`` of a sum."""
-    if len(index) == 0:
-        return
-    vector = total.reshape(-1)  # a copy if the sum is not contiguous
-    vector.index_copy_(0, index, values.reshape(-1).to(total.dtype))
-    if not total.is_contiguous():
-        total.copy_(vector.view(total.shape))
-
-
-def _compact_chunk(num_layers: int, rows: GradientRows) -> int:
-    """Return the number of canaries to clip together: fewer calls against smaller matrices."""
-    if isinstance(rows, SharedRows):  # the matrix does not grow with the square of their number
-        return len(rows)
-    return max(1, round(_COMPACT_CHUNK * math.sqrt(num_layers / rows.num_entries)))
-
-
-def _is_of_opacus(optimizer: DPOptimizer, name: str) -> bool:
+def is_of_opacus(optimizer: DPOptimizer, name: str) -> bool:
     """Return whether a method or property is defined by Opacus, not by a subclass or a patch."""
     found = inspect.getattr_static(type(optimizer), name)
     function = found.fget if isinstance(found, property) else found
@@ -292,30 +330,6 @@ class TrainedParameters:
         )
 
 
-class SampledWeights:
-    """The weights at a few coordinates of the concatenation of all parameters."""
-
-    def __init__(self, parameters: Sequence[Any], indices: IntArray) -> None:
-        self._parameters, device = parameters, parameters[0].device
-        self._indices = torch.as_tensor(indices, device=device)
-        ends = np.cumsum([parameter.numel() for parameter in parameters])
-        owners = np.searchsorted(ends, indices, side="right")
-        self._inside = [
-            torch.as_tensor(indices[owners == index] - start, device=device)
-            for index, start in enumerate([0, *ends[:-1]])
-        ]
-        self._is_small = bool(ends[-1] <= _FEW_WEIGHTS)
-
-    def read(self) -> FloatArray:
-        """Return the weights as they are now."""
-        if self._is_small:  # fewer calls, which take most of the time
-            found = flat(self._parameters).index_select(0, self._indices)
-        else:
-            parts = zip(self._parameters, self._inside, strict=True)
-            found = torch.cat([one.detach().reshape(-1)[inside] for one, inside in parts if len(inside)])
-        return np.asarray(found.double().cpu())
-
-
 def flat(parts: Sequence[Tensor]) -> Tensor:
     """Return the concatenation of all parts as one vector, in single precision or better."""
     return at_least_single(torch.cat([part.detach().reshape(-1) for part in parts]))
@@ -331,6 +345,17 @@ def precision(parts: Sequence[Tensor]) -> float:
     return max(torch.finfo(part.dtype).eps for part in parts)
 
 
+@torch.no_grad()
+def tensor_norms(tensors: Sequence[Tensor]) -> FloatArray:
+    """Return the norm of each tensor."""
+    if all(tensor.dtype == torch.float32 for tensor in tensors):
+        norms = list(torch._foreach_norm(list(tensors)))
+    else:  # squares may overflow in half precision
+        norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
+    first = norms[0].device
+    return np.asarray(torch.stack([norm.to(first) for norm in norms]).double().cpu())
+
+
 def summed(optimizer: DPOptimizer) -> Tensor:
     """Return the sum of the clipped gradients as one vector."""
     return flat([parameter.summed_grad for parameter in optimizer.params])
@@ -341,14 +366,6 @@ def split_like(vectors: Tensor, parameters: Sequence[Any]) -> Iterator[tuple[Any
     parts = torch.split_with_sizes(vectors, [parameter.numel() for parameter in parameters], dim=-1)
     for parameter, part in zip(parameters, parts, strict=True):
         yield parameter, part.reshape((*vectors.shape[:-1], *parameter.shape))
-
-
-def layer_slices(coordinates: IntArray, parameters: Sequence[Any]) -> Iterator[tuple[Any, slice, int]]:
-    """Yield each parameter with its part of the sorted ``coordinates``, and its first coordinate."""
-    offsets = np.cumsum([0, *(parameter.numel() for parameter in parameters)])
-    ends = np.searchsorted(coordinates, offsets)
-    for number, parameter in enumerate(parameters):
-        yield parameter, slice(int(ends[number]), int(ends[number + 1])), int(offsets[number])
 
 
 @contextmanager

@@ -8,23 +8,23 @@ release. ``_observer.py`` calls both in each step and subtracts the canaries aga
 
 from __future__ import annotations
 
-import gc
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from opacus.grad_sample.gsm_base import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer
-from torch import Tensor, nn
+from torch import Tensor
 
-from dpaudit._torch import CanaryVectors, gradient_rows
+from dpaudit._torch import CanaryVectors
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.canaries import CanaryPlan, Directions, GradientCanary, ParameterLayout, SharedPlaces
 from dpaudit.errors import InputError
-from dpaudit.observers.opacus._clipping import OpacusClip, at_least_single
+from dpaudit.observers.opacus._clipping import CoordinateIndex, OpacusClip, StandIns, at_least_single
 
 _MIN_NORM_SHARE = 0.85  # one of four layers with equal norms may be left out
 _FULL_NORM_SHARE = 0.99
@@ -32,6 +32,8 @@ _MIN_SAMPLED = 32  # canaries that are entries of a data set
 _DEFAULT_NUM_CANARIES, _DEFAULT_NUM_SAMPLED = 1024, 8192  # if the model has at least as many parameters
 _ROOM_FOR_SQUARES = 16.0  # between the square root of the largest number and the longest canary
 _FEW = 64  # canaries whose cost is small even as full rows
+_MAX_ENTRIES = 2**20  # of a matrix of rows at the coordinates of all canaries
+_CHUNK_ROWS = 160  # at which a matrix of one chunk takes as long as a call of the library for one layer
 
 
 class CanaryProjection(ABC):
@@ -39,6 +41,8 @@ class CanaryProjection(ABC):
 
     norm: float
     """The largest norm of a clipped example along the canaries."""
+    index: CoordinateIndex
+    """The coordinates that are read in this step: those of the canaries, and others to test the noise."""
     others: Tensor | float = 0.0
     """The contribution of the other canaries along each one; zero if they are orthogonal."""
 
@@ -49,7 +53,7 @@ class CanaryProjection(ABC):
 
     @abstractmethod
     def project(self, vector: Tensor) -> Tensor:
-        """Return the component of ``vector`` along each canary: 1 if it is the canary itself."""
+        """Return the component along each canary of a ``vector`` at the coordinates of the index."""
 
 
 class StepCanaries(ABC):
@@ -58,11 +62,21 @@ class StepCanaries(ABC):
     num_canaries: int
 
     @abstractmethod
-    def add_to_sum(self, index: int, members: IntArray, *, inserts: bool) -> CanaryProjection:
+    def index(self, index: int) -> CoordinateIndex:
+        """Return the coordinates that are read in a step."""
+
+    @abstractmethod
+    def changes_in_place(self) -> bool:
+        """Return whether canaries are added at the coordinates only, by changing the sums in place."""
+
+    @abstractmethod
+    def add_to_sum(
+        self, index: int, members: IntArray, before: Tensor, *, in_place: bool
+    ) -> tuple[CanaryProjection, Tensor]:
         """Add the ``members``, by number, to ``p.summed_grad`` with the library's own code.
 
-        If ``inserts`` is false, another rank adds them. Return the projection onto all canaries of the step,
-        members or not.
+        ``before`` is the sum at the coordinates of the step. Return the projection onto all canaries of the
+        step, members or not, and the new sum at the same coordinates.
         """
 
 
@@ -71,7 +85,7 @@ class GradientCanaries(StepCanaries):
 
     Flat clipping does not change a canary's direction, but per-layer clipping does. With per-layer clipping a
     canary has a component in each layer with that layer's norm, so that the whole canary reaches the norm
-    that the noise is calibrated to.
+    that the noise is calibrated to. ``sampled`` are further coordinates that are read in each step.
     """
 
     def __init__(
@@ -79,26 +93,45 @@ class GradientCanaries(StepCanaries):
         optimizer: DPOptimizer,
         draws: CanaryPlan,
         clip: OpacusClip,
-        layout: ParameterLayout | None = None,
+        layout: ParameterLayout,
+        sampled: IntArray,
     ) -> None:
         self._optimizer, self._draws, self._clip = optimizer, draws, clip
-        self._layout = parameter_layout(optimizer) if layout is None else layout
+        self._layout, self._sampled = layout, sampled
         self.num_canaries = draws.num_canaries
-        self._drawn: dict[int, tuple[Directions, CanaryVectors]] = {}
-        self._draw(0)
+        self._drawn: dict[int, _PlacedCanaries] = {}
+        self._placed(0)
 
-    def add_to_sum(self, index: int, members: IntArray, *, inserts: bool) -> CanaryProjection:
-        directions, vectors = self._draw(index)
-        norm, like = self._norm(), vectors.values
-        if inserts and len(members):
-            lengths = norm * self._draws.canary.lengths(directions)
-            for rows in gradient_rows(directions, members, lengths, like):
-                self._clip.add_canaries(rows)
-        return ClippedCanaries(vectors, norm)
+    def index(self, index: int) -> CoordinateIndex:
+        return self._placed(index).index
+
+    def changes_in_place(self) -> bool:
+        return self._clip.is_of_opacus
+
+    def add_to_sum(
+        self, index: int, members: IntArray, before: Tensor, *, in_place: bool
+    ) -> tuple[CanaryProjection, Tensor]:
+        placed, norm = self._placed(index), self._norm()
+        projection = ClippedCanaries(placed.vectors, placed.index, norm)
+        parameters: list[Any] = self._optimizer.params
+        if not len(members):
+            return projection, before
+        lengths = norm * self._draws.canary.lengths(placed.directions)
+        groups = placed.rows(np.sort(members), lengths)  # a sampler draws them in any order
+        if not in_place:
+            for rows, columns in groups:
+                self._clip.add_to_parameters(rows, CoordinateIndex(columns.coordinates, parameters))
+            return projection, placed.index.read([parameter.summed_grad for parameter in parameters])
+        after = before.clone()
+        for rows, columns in groups:
+            sums = after.index_select(0, columns.positions)
+            after.index_copy_(0, columns.positions, self._clip.add_rows(rows, sums, columns.stand_ins))
+        placed.index.write([parameter.summed_grad for parameter in parameters], after)
+        return projection, after
 
     def directions(self, index: int) -> Directions:
         """Return the directions of the canaries of a step."""
-        return self._draw(index)[0]
+        return self._placed(index).directions
 
     def _norm(self) -> float:
         """Return the current clipping norm over the layers in which canaries have a component."""
@@ -107,29 +140,116 @@ class GradientCanaries(StepCanaries):
 
     def _layer_norms(self) -> list[float] | None:
         count, canary = self._draws.num_canaries, self._draws.canary
-        largest = max(_sizes(self._optimizer)) // canary.places_per_canary
         norms = _layer_norms(self._optimizer, count, canary)
-        if norms is not None and count > largest:
+        if norms is not None and count > max(_rooms(self._optimizer, canary)):
             raise InputError(
-                f"Expected num_canaries={count} to be at most {largest}, as many as the largest layer has "
-                "room for: with per-layer clipping, canaries do not share parameters."
+                f"Expected num_canaries={count} to be at most {max(_rooms(self._optimizer, canary))}, as "
+                "many as the largest layer has room for: with per-layer clipping, canaries do not share "
+                "parameters."
             )
         return norms
 
-    def _draw(self, index: int) -> tuple[Directions, CanaryVectors]:
-        """Draw the directions of a step, or return those of an earlier one with the same."""
-        variant, norms = self._draws.canary.variant(index), self._layer_norms()
+    def _placed(self, index: int) -> _PlacedCanaries:
+        """Place the canaries of a step, or return those of an earlier one with the same directions."""
+        variant = self._draws.canary.variant(index)
         if variant in self._drawn:
             return self._drawn[variant]
+        norms = self._layer_norms()
         if self._draws.canary.moving:
             self._drawn.clear()
         if norms is None:
-            made = self._draws.directions(index, self._layout)
+            directions = self._draws.directions(index, self._layout)
         else:
-            made = _layer_directions(self._draws, index, self._layout, np.asarray(norms) / self._norm())
-        found = made, CanaryVectors.of(made, at_least_single(self._optimizer.params[0].detach().new_empty(0)))
-        self._drawn[variant] = found
-        return found
+            shares = np.asarray(norms) / self._norm()
+            directions = _layer_directions(self._draws, index, self._layout, shares)
+        placed = self._drawn[variant] = _PlacedCanaries(directions, self._optimizer, self._sampled)
+        return placed
+
+
+class _Columns:
+    """Coordinates of some canaries, and the stand-ins on which their rows are clipped."""
+
+    def __init__(self, optimizer: DPOptimizer, coordinates: IntArray, index: CoordinateIndex) -> None:
+        self._optimizer, self.coordinates = optimizer, coordinates
+        device = optimizer.params[0].device
+        self.positions = torch.as_tensor(index.positions(coordinates), device=device)
+
+    @cached_property
+    def stand_ins(self) -> StandIns:
+        """Parameters that consist of these coordinates."""
+        return StandIns(self._optimizer, CoordinateIndex(self.coordinates, self._optimizer.params))
+
+
+class _PlacedCanaries:
+    """The directions of a variant of canaries, at the coordinates that are read in its steps."""
+
+    def __init__(self, directions: Directions, optimizer: DPOptimizer, sampled: IntArray) -> None:
+        self.directions, self._optimizer = directions, optimizer
+        self._like = at_least_single(optimizer.params[0].detach().new_empty(0))
+        shared = directions.shared
+        if directions.coordinates is None:
+            self.index, compact = CoordinateIndex.complete(optimizer.params), directions
+        else:
+            coordinates = [directions.coordinates.reshape(-1), sampled]
+            coordinates += [] if shared is None else [shared.places]
+            self.index = CoordinateIndex(np.unique(np.concatenate(coordinates)), optimizer.params)
+            compact = replace(
+                directions,
+                coordinates=self.index.positions(directions.coordinates),
+                num_parameters=len(self.index),
+                shared=shared and replace(shared, places=self.index.positions(shared.places)),
+            )
+        self.vectors = CanaryVectors.of(compact, self._like)
+        self._apart = np.minimum(directions.explicit_coordinates, directions.num_parameters - 1)
+        self._scaled: tuple[FloatArray, Tensor] | None = None
+        self._shared = None if shared is None else _Columns(optimizer, shared.places, self.index)
+
+    @cached_property
+    def _all_apart(self) -> _Columns:
+        """The coordinates of all canaries that share none with others."""
+        return _Columns(self._optimizer, np.unique(self._apart), self.index)
+
+    def rows(self, members: IntArray, lengths: FloatArray) -> Iterator[tuple[Tensor, _Columns]]:
+        """Yield the gradients of ``members``, in increasing order, and the coordinates of their columns.
+
+        ``lengths`` are those of all canaries.
+        """
+        first = int(np.searchsorted(members, self.directions.num_apart))
+        apart, rest = members[:first], members[first:]
+        if apart.size and apart.size * self._apart.size <= _MAX_ENTRIES:
+            yield self._matrix(apart, lengths, self._all_apart), self._all_apart
+        elif apart.size:  # few rows at a time, whose matrices have only their own columns
+            num_layers = len(self._optimizer.params)
+            size = max(1, round(_CHUNK_ROWS * math.sqrt(num_layers / len(self._apart))))
+            for start in range(0, apart.size, size):
+                chunk = apart[start : start + size]
+                is_used = self.directions.values[:, chunk] != 0  # zeros are padding
+                columns = _Columns(self._optimizer, np.unique(self._apart[:, chunk][is_used]), self.index)
+                yield self._matrix(chunk, lengths, columns), columns
+        if rest.size and self._shared is not None:
+            numbers = torch.as_tensor(rest - self.directions.num_apart, device=self._like.device)
+            yield self._shared_rows(lengths).index_select(0, numbers), self._shared
+
+    def _shared_rows(self, lengths: FloatArray) -> Tensor:
+        """Return the gradients of all canaries that share coordinates, computed again if lengths change."""
+        assert self.directions.shared is not None
+        wanted = lengths[self.directions.num_apart :]
+        if self._scaled is None or not np.array_equal(self._scaled[0], wanted):
+            self._scaled = wanted, self._tensor(self.directions.shared.values.T * wanted[:, None])
+        return self._scaled[1]
+
+    def _matrix(self, members: IntArray, lengths: FloatArray, columns: _Columns) -> Tensor:
+        """Return the gradients of ``members``, which share no coordinates, at some columns."""
+        values = self.directions.values[:, members] * lengths[members]
+        entries, rows = np.nonzero(values)
+        where = np.searchsorted(columns.coordinates, self._apart[:, members][entries, rows])
+        matrix = self._like.new_zeros(len(members), columns.coordinates.size)
+        flat = torch.as_tensor(rows * columns.coordinates.size + where, device=matrix.device)
+        matrix.view(-1).index_copy_(0, flat, self._tensor(values[entries, rows]))
+        return matrix
+
+    def _tensor(self, values: FloatArray) -> Tensor:
+        return torch.as_tensor(values, dtype=self._like.dtype, device=self._like.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +257,7 @@ class ClippedCanaries(CanaryProjection):
     """Unit vectors, and the norm to which clipping reduces a longer canary."""
 
     vectors: CanaryVectors
+    index: CoordinateIndex
     norm: float
 
     def project(self, vector: Tensor) -> Tensor:
@@ -252,19 +373,6 @@ def parameter_layout(optimizer: DPOptimizer, module: Any = None) -> ParameterLay
         tuple(tuple(value.shape) for value in parameters),
         math.sqrt(largest) / _ROOM_FOR_SQUARES / float(optimizer.max_grad_norm),
     )
-
-
-def owning_module(optimizer: DPOptimizer) -> nn.Module | None:
-    """Return the model of the parameters, if it is in memory: the optimizer has no reference to it."""
-    wanted, found = {id(value) for value in optimizer.params}, None
-    objects = gc.get_objects()
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, nn.Module)}  # a million objects
-    for candidate in (one for one in objects if type(one) in kinds):
-        if wanted <= {id(value) for value in candidate.parameters()}:
-            is_plain = not isinstance(candidate, AbstractGradSampleModule)  # the one that computes gradients
-            key = is_plain, sum(1 for _ in candidate.modules()), id(candidate)
-            found = min((*key, candidate), found or (True, math.inf, 0, None))
-    return None if found is None else found[3]
 
 
 def _sizes(optimizer: DPOptimizer) -> list[int]:

@@ -31,6 +31,7 @@ from dpaudit.canaries import CanaryCoins, InputCanary, split_indices
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored
 from dpaudit.observers.opacus._clipping import (
+    CoordinateIndex,
     PerSampleClip,
     at_least_single,
     flat,
@@ -124,21 +125,29 @@ class InputCanaries(StepCanaries):
         self._optimizer, self._model, self._backward = optimizer, model, backward
         self._data = data.to(optimizer.params[0].device)
         self._canaries = CanarySequence(canary, coins, _CRAFTING)
+        self._index = CoordinateIndex.complete(optimizer.params)
         self.num_canaries = coins.num_canaries
 
-    def add_to_sum(self, index: int, members: IntArray, *, inserts: bool) -> CanaryProjection:
-        assert inserts  # several processes are rejected
+    def index(self, index: int) -> CoordinateIndex:  # noqa: ARG002
+        return self._index
+
+    def changes_in_place(self) -> bool:
+        return False
+
+    def add_to_sum(
+        self, index: int, members: IntArray, before: Tensor, *, in_place: bool
+    ) -> tuple[CanaryProjection, Tensor]:
+        del in_place
         examples = self._canaries.at(index, self._craft)
         directions = _clipped(self._model.gradients(examples), self._optimizer)
         numbers = torch.as_tensor(members, device=directions.device)
-        each = directions.new_zeros(0, directions.shape[1])
+        each, after = directions.new_zeros(0, directions.shape[1]), before
         if len(numbers):
-            before = summed(self._optimizer)
             each = self._backward.add_to_sum(Examples(examples.inputs[numbers], examples.targets[numbers]))
-            _check_independent(
-                summed(self._optimizer) - before, each, before, precision(self._optimizer.params)
-            )
-        return GradientProjection.of(directions, numbers, each, float(self._optimizer.max_grad_norm))
+            after = summed(self._optimizer)
+            _check_independent(after - before, each, before, precision(self._optimizer.params))
+        norm = float(self._optimizer.max_grad_norm)
+        return GradientProjection.of(directions, numbers, each, norm, self._index), after
 
     def _craft(self, canary: InputCanary, num_canaries: int, rng: np.random.Generator) -> Examples:
         crafting = Crafting(
@@ -182,10 +191,13 @@ class GradientProjection(CanaryProjection):
     directions: Tensor  # canaries x parameters
     squares: Tensor
     norm: float
+    index: CoordinateIndex
     others: Tensor
 
     @classmethod
-    def of(cls, directions: Tensor, members: Tensor, each: Tensor, norm: float) -> GradientProjection:
+    def of(
+        cls, directions: Tensor, members: Tensor, each: Tensor, norm: float, index: CoordinateIndex
+    ) -> GradientProjection:
         """Return the projection if ``members``, by number, added the rows ``each``, up to ``norm`` long."""
         lengths = torch.linalg.vector_norm(directions, dim=1)
         usable = lengths.isfinite() & (lengths > _MIN_NORM * norm)
@@ -193,7 +205,7 @@ class GradientProjection(CanaryProjection):
         squares = torch.where(usable, lengths.square(), 1.0)
         of_all = directions @ each.sum(dim=0)
         own = torch.zeros_like(of_all).index_copy_(0, members, (directions[members] * each).sum(dim=1))
-        return cls(directions, squares, norm, (of_all - own) / squares)
+        return cls(directions, squares, norm, index, (of_all - own) / squares)
 
     @property
     def lengths(self) -> FloatArray:
@@ -243,7 +255,7 @@ class PerSampleBackward(BackwardPass):
         clip, rows = PerSampleClip(self._optimizer), self._rows(examples)
         with self._without_side_effects():
             each = [self._clipped(clip, row) for row in rows.split(1)]  # type: ignore[no-untyped-call]
-        clip.add_to_sum(rows)
+        clip.add_full_rows(rows)
         return torch.stack(each)
 
     def _rows(self, examples: Examples) -> Tensor:
@@ -260,7 +272,7 @@ class PerSampleBackward(BackwardPass):
     def _clipped(self, clip: PerSampleClip, row: Tensor) -> Tensor:
         for parameter in self._optimizer.params:
             parameter.summed_grad = None
-        clip.add_to_sum(row)
+        clip.add_full_rows(row)
         return summed(self._optimizer)
 
 

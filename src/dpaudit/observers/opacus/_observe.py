@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from opacus.grad_sample.gsm_base import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import distributed, nn
@@ -31,6 +30,7 @@ from dpaudit.diagnostics import (
     Check,
     CheckResults,
     ClaimedStep,
+    CoordinateSample,
     Finding,
     NoiseCheck,
     RunCheck,
@@ -46,7 +46,6 @@ from dpaudit.observers.opacus._gradient_canaries import (
     default_num_canaries,
     default_num_sampled,
     norm_share,
-    owning_module,
     parameter_layout,
     uncovered_layers,
 )
@@ -113,12 +112,13 @@ def observe(
     ``optimizer`` is the one that ``make_private`` returned. Canaries pass through its own clipping, sum and
     noise, and are subtracted before the update, so that the weights are the same as without the audit, up to
     rounding. The parameters of the claim are read from the optimizer, its accountant or ``loader``, unless
-    passed here or to ``audit()``. ``module`` is the model, which ghost clipping needs; elsewhere, it is found
-    in memory. ``seed`` is the random seed of the audit, by default from the operating system. ``callbacks``
-    receive the live bound every ``every`` steps; they may raise to end the training run. Bound and tests
-    share the error rate of ``confidence``; with ``tests=False`` nothing but the scores is tested, and the
-    bound has all of it. Several processes exchange their findings at the end of the block, so that any of
-    them can call ``audit()`` afterwards.
+    passed here or to ``audit()``. Batches are tested if ``loader`` is the loader that ``make_private``
+    returned. ``module`` is the model that it returned, which ghost clipping needs; elsewhere, it gives the
+    parameters their names and is checked for layers that mix examples. ``seed`` is the random seed of the
+    audit, by default from the operating system. ``callbacks`` receive the live bound every ``every`` steps;
+    they may raise to end the training run. Bound and tests share the error rate of ``confidence``; with
+    ``tests=False`` nothing but the scores is tested, and the bound has all of it. Several processes exchange
+    their findings at the end of the block, so that any of them can call ``audit()`` afterwards.
 
     By default there are 1,024 gradient canaries, or half as many as a smaller model has parameters (64 if a
     subclass or a patch replaces the clipping), and fair coins decide which of them are present in each step.
@@ -141,15 +141,13 @@ def observe(
     # with sampling=True, canaries need a hook of their own on the sampler
     batches = LoaderBatches(loader, is_distributed=ranks.world_size > 1, is_followed=not sampling)
     sums = SumObserver(optimizer, clip, batches, module)
-    owner = owning_module(optimizer) if module is None else module
-    is_sure = module is not None or isinstance(owner, AbstractGradSampleModule)  # not another with its layers
-    prepared = PreparedTraining(optimizer=optimizer, module=owner if is_sure else None, loader=loader)
-    lints = LintCheck(prepared, lambda: batches.loader)
+    prepared = PreparedTraining(optimizer=optimizer, module=module, loader=loader)
+    lints = LintCheck(prepared)
     checks: list[RunCheck] = [lints, SumRecord(), sums.batches, sums.norms, batches]
     others = _OtherRanks(ranks.world_size)
     shared: dict[str, Any] = {
         "lints": lints,
-        "names": _parameter_names(optimizer, owner),
+        "names": _parameter_names(optimizer, prepared.network),
         "loader": loader,
         "ranks": ranks,
         "sums": sums,
@@ -175,7 +173,7 @@ def observe(
         shared |= {"module": module, "criterion": criterion, "held_out": held_out}
         observer = _setup_inputs(optimizer, canary, num_canaries, seed, **shared)
     else:
-        shared |= {"clip": clip, "sampling": sampling, "owner": owner}
+        shared |= {"clip": clip, "sampling": sampling, "module": prepared.network}
         observer = _setup_gradients(optimizer, canary, num_canaries, seed, **shared)
     with observer.installed():
         yield observer.recorder
@@ -224,12 +222,17 @@ def _check_parts(loader: Any, module: Any) -> None:
     if loader is not None and not (hasattr(loader, "batch_sampler") or hasattr(loader, "sample_rate")):
         raise InputError(
             "Expected loader=..., the loader that make_private returned, which has a sampler, got a "
-            f"{type(loader).__name__}: leave it out, and the loader of the loop is found."
+            f"{type(loader).__name__}: leave it out, and batches are not tested."
         )
     if module is not None and not (hasattr(module, "named_parameters") or hasattr(module, "_module")):
         raise InputError(
             f"Expected module=..., the model that make_private returned, got a {type(module).__name__}."
         )
+
+
+def noise_coordinates(optimizer: DPOptimizer) -> CoordinateSample:
+    """Return the coordinates whose noise is tested."""
+    return CoordinateSample.of([parameter.numel() for parameter in optimizer.params])
 
 
 def _parameter_names(optimizer: DPOptimizer, module: Any) -> list[str]:
@@ -248,7 +251,7 @@ def _setup_gradients(
     *,
     clip: OpacusClip,
     sampling: bool,
-    owner: Any,
+    module: Any,
     loader: Any,
     ranks: Ranks,
     lints: LintCheck,
@@ -271,8 +274,9 @@ def _setup_gradients(
     share = norm_share(optimizer, num_canaries, canary)
     options |= {"signal": min(canary.scale, 1.0), "reach": share}
     options["not_covered"] = clip.not_covered + uncovered_layers(share, num_canaries, canary)
-    layout = parameter_layout(optimizer, owner)
-    canaries = GradientCanaries(optimizer, draws, clip, layout)
+    layout = parameter_layout(optimizer, module)
+    sampled = noise_coordinates(optimizer).indices
+    canaries = GradientCanaries(optimizer, draws, clip, layout, sampled)
     membership: CoinMembership | SampledMembership
     recorder: Recorder | WholeRunRecorder
     if sampling:
@@ -291,7 +295,16 @@ def _setup_gradients(
         options |= {"canaries": observed, "num_canaries": num_canaries}
         recorder = Recorder(claim=ReadClaim(params, given), **options)
     return OpacusObserver(
-        optimizer, recorder, params, canaries, membership, ranks=ranks, lints=lints, sums=sums, names=names
+        optimizer,
+        recorder,
+        params,
+        canaries,
+        membership,
+        coordinates=noise_coordinates(optimizer),
+        ranks=ranks,
+        lints=lints,
+        sums=sums,
+        names=names,
     )
 
 
@@ -336,7 +349,16 @@ def _setup_inputs(
     recorder = Recorder(claim=ReadClaim(params, given), **options)
     membership = CoinMembership(coins)
     return OpacusObserver(
-        optimizer, recorder, params, canaries, membership, ranks=ranks, lints=lints, sums=sums, names=names
+        optimizer,
+        recorder,
+        params,
+        canaries,
+        membership,
+        coordinates=noise_coordinates(optimizer),
+        ranks=ranks,
+        lints=lints,
+        sums=sums,
+        names=names,
     )
 
 

@@ -31,49 +31,50 @@ from dpaudit.diagnostics import CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
 from dpaudit.observers.opacus._clipping import (
-    SampledWeights,
+    CoordinateIndex,
     TrainedParameters,
     flat,
+    is_of_opacus,
     precision,
     split_like,
-    summed,
+    wrapped,
 )
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 from dpaudit.observers.opacus._lints import LintCheck
+from dpaudit.observers.opacus._post_processing import PostProcessing, Release, evenly_spaced, stride_of
 from dpaudit.observers.opacus._prepared import OpacusParamsReader, updating_optimizer
 from dpaudit.observers.opacus._sampling import Membership
 from dpaudit.observers.opacus._sums import SumObserver
 from dpaudit.recording import Recorder, WholeRunRecorder
 
-_MAX_COORDINATES = 2**20  # whose largest noise is logged
-_ROUNDING = 1e-5  # relative difference of two releases that are the same up to rounding
-_SAME = 1e-4  # relative difference of two steps' factors or limits
-_OVERFLOW = ", or a norm overflows, as in half precision, for canaries of 1e6 clipping norms"
-_FACTOR, _NORM, _VALUE = "factor", "norm", "value"
-
-Update = Callable[[Tensor], Tensor]
-
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """A step between the noise and the update."""
+    """A step between the noise and the update; vectors are at the coordinates of the index."""
 
     projection: CanaryProjection
     present: BoolArray
-    sums: list[Tensor]  # the optimizer's own clipped sum of the examples
-    known: Tensor  # that sum and the other present canaries, along each canary
-    total: Tensor  # the sum including the canaries
+    sums: list[Tensor]  # the optimizer's own tensors, which may contain the canaries
+    sums_with_canaries: list[Tensor]
+    before: Tensor  # the clipped sum of the examples
+    after: Tensor  # that sum and the canaries
+    known: Tensor  # the sum of the examples and the other present canaries, along each canary
+    example_norm: float  # the norm of the sum of the examples
+    in_place: bool  # whether the canaries were added to the optimizer's own tensors
     noise_norm: float  # the clipping norm to which the noise is calibrated
-    inserted: Tensor  # the sum of the clipped canaries
     noise_multiplier: float  # what the optimizer claims
     fields: dict[str, Any]  # of the observed step, from its sum and batch
+
+    @property
+    def index(self) -> CoordinateIndex:
+        return self.projection.index
 
 
 class OpacusObserver:
     """An observer that adds canaries to the sum before the noise and subtracts them before the update.
 
     ``membership`` determines which canaries are added. The noise is added once per logical step, however many
-    physical batches it has.
+    physical batches it has. Sums and gradients are read and changed at a few coordinates, in place.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class OpacusObserver:
         canaries: StepCanaries,
         membership: Membership,
         *,
+        coordinates: CoordinateSample,
         ranks: Ranks,
         lints: LintCheck,
         sums: SumObserver,
@@ -92,10 +94,9 @@ class OpacusObserver:
         self._optimizer, self.recorder, self._params, self._lints = optimizer, recorder, params, lints
         self._canaries, self._membership, self._ranks = canaries, membership, ranks
         self._sums, self._trained = sums, TrainedParameters(optimizer)
-        self._coordinates = CoordinateSample.of([parameter.numel() for parameter in optimizer.params])
-        self._leaves = self._coordinates.named(names)
-        self._indices = torch.as_tensor(self._coordinates.indices, device=optimizer.params[0].device)
-        self._weights = SampledWeights(optimizer.params, self._coordinates.indices)
+        self._coordinates, self._positions = coordinates, dict[int, Tensor]()
+        self._leaves = coordinates.named(names)
+        self._weights = CoordinateIndex(coordinates.indices, optimizer.params)
         self._step: _Step | None = None
         self._update_depth = 0  # of calls of step() inside each other
         self._is_over = False  # after a step that was not finite
@@ -107,6 +108,7 @@ class OpacusObserver:
         self._add_noise = self._optimizer.add_noise
         with ExitStack() as undo:
             undo.enter_context(replaced(self._optimizer, "add_noise", self._insert_and_add_noise))
+            undo.enter_context(wrapped(self._optimizer, "scale_grad", self._noting_scaled))
             undo.callback(self._end_step)
             inside = updating_optimizer(self._optimizer)
             undo.callback(inside.register_step_pre_hook(self._before_update).remove)
@@ -115,6 +117,17 @@ class OpacusObserver:
             undo.enter_context(self._sums.installed())
             yield
 
+    def _noting_scaled(self, scale: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``scale_grad``, which divides the noisy sum."""
+
+        def scale_grad(*arguments: Any, **options: Any) -> Any:
+            if not is_of_opacus(self._optimizer, "scale_grad"):
+                return scale(*arguments, **options)
+            with self._post_processing.scaling(self._optimizer.params):
+                return scale(*arguments, **options)
+
+        return scale_grad
+
     def _insert_and_add_noise(self) -> None:
         """Replace ``add_noise``, which the optimizer calls once for the sum of a step."""
         if self._is_over:
@@ -122,35 +135,63 @@ class OpacusObserver:
             return
         self._update_depth = 0  # also after an update that raised an error
         self._trained.require_same(self.recorder.num_done)
-        parameters = self._optimizer.params
+        parameters: list[Any] = self._optimizer.params
         sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
-        fields = self._sums.before_noise(sums)
-        for parameter, own in zip(parameters, sums, strict=True):
-            parameter.summed_grad = _marked_like(own.clone(), own)
+        example_norm, fields = self._sums.before_noise(sums)
+        in_place = self._canaries.changes_in_place()
+        if not in_place:
+            for parameter, total in zip(parameters, sums, strict=True):
+                parameter.summed_grad = _marked_like(total.clone(), total)
         try:
             with self._sums.paused():
-                self._step = self._insert(sums, fields)
+                self._step = self._insert(sums, example_norm, fields, in_place=in_place)
             self._add_noise()
         except BaseException:
-            self._step = None
-            self._restore(sums)
+            if self._step is not None:
+                self._end_step()
+            else:
+                self._restore(sums)
             raise
+        self._separate_gradients()
         if self._ranks.world_size == 1:  # otherwise the gradients of other ranks are added
             self._post_processing.note(parameters)
 
     @torch.no_grad()
-    def _insert(self, sums: list[Tensor], fields: dict[str, Any]) -> _Step:
+    def _insert(
+        self, sums: list[Tensor], example_norm: float, fields: dict[str, Any], *, in_place: bool
+    ) -> _Step:
         """Add the canaries of this step to ``p.summed_grad``; ``sums`` are its previous values."""
-        index = self.recorder.num_done
-        members = self._membership.members(index)
-        projection = self._canaries.add_to_sum(index, members, inserts=self._ranks.inserts)
-        batch = flat(sums)
-        total = summed(self._optimizer)
+        step = self.recorder.num_done
+        members = self._membership.members(step)
+        before = self._canaries.index(step).read(sums)
+        own_members = members if self._ranks.inserts else members[:0]  # otherwise another rank adds them
+        projection, after = self._canaries.add_to_sum(step, own_members, before, in_place=in_place)
         present = np.zeros(self._canaries.num_canaries, dtype=np.bool_)
         present[members] = True
-        known = projection.project(batch) + projection.others
-        norm, noise = noise_norm(self._optimizer), float(self._optimizer.noise_multiplier)
-        return _Step(projection, present, sums, known, total, norm, total - batch, noise, fields)
+        return _Step(
+            projection=projection,
+            present=present,
+            sums=sums,
+            sums_with_canaries=[parameter.summed_grad for parameter in self._optimizer.params],
+            before=before,
+            after=after,
+            known=projection.project(before) + projection.others,
+            example_norm=example_norm,
+            in_place=in_place,
+            noise_norm=noise_norm(self._optimizer),
+            noise_multiplier=float(self._optimizer.noise_multiplier),
+            fields=fields,
+        )
+
+    def _separate_gradients(self) -> None:
+        """Copy gradients that share the memory of the sums, as where another rank adds the noise."""
+        for parameter in self._optimizer.params:
+            gradient, total = parameter.grad, parameter.summed_grad
+            if (
+                gradient is not None
+                and gradient.untyped_storage().data_ptr() == total.untyped_storage().data_ptr()
+            ):
+                parameter.grad = gradient.clone()
 
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
@@ -158,7 +199,7 @@ class OpacusObserver:
 
         Hooks run once more if ``step()`` of a class calls that of its base class: the same update.
         """
-        step, self._update_depth = self._end_step(), self._update_depth + 1
+        step, self._step, self._update_depth = self._step, None, self._update_depth + 1
         if step is None and (self._update_depth > 1 or self._is_over):
             return
         if step is None:
@@ -166,29 +207,44 @@ class OpacusObserver:
                 "Expected the optimizer to add noise before each update, but it did not call add_noise()."
             )
         divisor = self._divisor()
-        final = flat([parameter.grad for parameter in self._optimizer.params])
-        released, processed = self._post_processing.before(final, divisor)
-        scores = step.projection.project(released) * divisor - self._ranks.sum(step.known)
-        inserted = self._ranks.inserted(step.inserted) / divisor
-        surplus = inserted if released is final else final - processed(released - inserted)
-        for parameter, part in split_like(surplus, self._optimizer.params):
-            parameter.grad = parameter.grad - part.to(parameter.grad.dtype)
+        gradients: list[Tensor] = [parameter.grad for parameter in self._optimizer.params]
+        release = self._post_processing.before(gradients, divisor, step.index)
+        scores = step.projection.project(release.numbers) * divisor - self._ranks.sum(step.known)
         values = scores.double().cpu().numpy()
-        # a number that is not finite makes a sum of all numbers not finite
-        if not (np.isfinite(values).all() and math.isfinite(float(released.sum()))):
+        observed = None
+        if np.isfinite(values).all() and release.is_finite():
+            self._params.note_step(step.noise_multiplier)
+            self._lints.note_step(step.noise_multiplier)
+            observed = self._observed(values, release, divisor, step)
+        inserted = self._ranks.inserted(step.after - step.before) / divisor
+        self._subtract(inserted, release, step.index)
+        self._restore(step.sums, step)
+        if observed is None:
             self._end_recording()
+        else:
+            self.recorder.observe(observed)
+
+    def _subtract(self, inserted: Tensor, release: Release, index: CoordinateIndex) -> None:
+        """Subtract the canaries from the gradients of the update."""
+        parameters: list[Any] = self._optimizer.params
+        gradients = [parameter.grad for parameter in parameters]
+        if release.update is None:
+            index.write(gradients, release.numbers - inserted)
             return
-        self._params.note_step(step.noise_multiplier)
-        self._lints.note_step(step.noise_multiplier)
-        self.recorder.observe(self._observed(values, released, divisor, step))
+        vector = flat(release.tensors)
+        vector[torch.as_tensor(index.coordinates, device=vector.device)] = release.numbers - inserted
+        surplus = flat(gradients) - release.update(vector)
+        for parameter, difference in split_like(surplus, parameters):
+            parameter.grad = parameter.grad - difference.to(parameter.grad.dtype)
 
     def _end_recording(self) -> None:
         """Record no further step: the training run may continue, but its gradients reveal nothing more."""
         index, self._is_over = self.recorder.num_done, True
         self._sums.stop()
+        overflow = ", or a norm overflows, as in half precision, for canaries of 1e6 clipping norms"
         gap = (
             f"steps from step {index} on are not audited: its gradients are not finite, so the training run "
-            f"diverged{_OVERFLOW if index == 0 else ''}"
+            f"diverged{overflow if index == 0 else ''}"
         )
         self.recorder.not_covered += (gap,)
         warnings.warn(f"The audit ends: {gap}.", stacklevel=2)
@@ -196,42 +252,54 @@ class OpacusObserver:
     def _after_update(self, *_: Any) -> None:
         self._update_depth -= 1
 
-    def _observed(self, scores: FloatArray, released: Tensor, divisor: float, step: _Step) -> ObservedStep:
+    def _observed(self, scores: FloatArray, release: Release, divisor: float, step: _Step) -> ObservedStep:
         """Return what was seen of a step."""
-        canaries: dict[str, Any] = {
-            "scores": scores,
-            "present": step.present,
-            "lengths": step.projection.lengths,
-        }
+        lengths = step.projection.lengths
+        canaries: dict[str, Any] = {"scores": scores, "present": step.present, "lengths": lengths}
         if not self.recorder.tests_noise:
             return ObservedStep(**canaries)
-        both = torch.stack([vector.index_select(0, self._indices) for vector in (step.total, step.inserted)])
-        total, inserted = self._ranks.sum(both).double().cpu().numpy()
+        sampled = self._sampled(step.index)
+        sums = torch.stack([step.after, step.before]).index_select(1, sampled)
+        total, examples = self._ranks.sum(sums).double().cpu().numpy()
         return ObservedStep.of_release(
-            released.index_select(0, self._indices).double().cpu().numpy(),
+            release.numbers.index_select(0, sampled).double().cpu().numpy(),
             total,
             clipping_norm=step.noise_norm,
             divisor=divisor,
             eps=precision(step.sums),
-            examples=total - inserted,
-            weights=self._weights.read(),
+            examples=examples,
+            weights=self._weights.read(self._optimizer.params).double().cpu().numpy(),
             leaves=self._leaves,
             num_canaries=float(np.count_nonzero(step.present)),
             noise_multiplier=step.noise_multiplier,
             **canaries,
             **step.fields,
-            **self._of_all_coordinates(released, divisor, step),
+            **self._of_all_coordinates(release.tensors, divisor, step),
         )
 
-    def _of_all_coordinates(self, released: Tensor, divisor: float, step: _Step) -> dict[str, Any]:
-        """Return what is seen of all coordinates; nothing if other ranks have a part of the sum."""
+    def _sampled(self, index: CoordinateIndex) -> Tensor:
+        """Return the positions of the coordinates whose noise is logged."""
+        if id(index) not in self._positions:
+            positions = index.positions(self._coordinates.indices)
+            self._positions = {id(index): torch.as_tensor(positions, device=self._optimizer.params[0].device)}
+        return self._positions[id(index)]
+
+    def _of_all_coordinates(self, released: list[Tensor], divisor: float, step: _Step) -> dict[str, Any]:
+        """Return what is logged about all coordinates; nothing if other ranks have a part of the sum."""
         if self._ranks.world_size > 1:
             return {}
-        total, unit = step.total, step.noise_norm
-        stride = -(-total.numel() // _MAX_COORDINATES)
-        noise = torch.add(total[::stride], released[::stride], alpha=-divisor)
-        top, norm = torch.stack([largest_absolute(noise), total.norm()]).tolist()
-        return {"max_noise": NoiseMaximum(top / unit, noise.numel()), "sum_norm": norm / unit}
+        largest = [
+            largest_absolute(torch.add(total, gradient, alpha=-divisor))
+            for total, gradient in zip(
+                evenly_spaced(step.sums_with_canaries), evenly_spaced(released), strict=True
+            )
+        ]
+        num_coordinates = -(-sum(map(torch.numel, released)) // stride_of(released))
+        before, after = torch.stack([step.before, step.after]).double().norm(dim=1).tolist()
+        norm = math.sqrt(max(step.example_norm**2 - before**2, 0.0) + after**2)
+        top = float(torch.stack(largest).max())
+        unit = step.noise_norm
+        return {"max_noise": NoiseMaximum(top / unit, num_coordinates), "sum_norm": norm / unit}
 
     def _divisor(self) -> float:
         """Return the number by which the noisy sum was divided."""
@@ -240,113 +308,19 @@ class OpacusObserver:
         examples = self._optimizer.expected_batch_size * self._optimizer.accumulated_iterations
         return float(examples * self._ranks.world_size)
 
-    def _end_step(self) -> _Step | None:
-        """Restore the optimizer's own sums; return the step in progress, if any."""
+    @torch.no_grad()
+    def _end_step(self) -> None:
+        """Restore the optimizer's own sums if a step is in progress."""
         step, self._step = self._step, None
         if step is not None:
-            self._restore(step.sums)
-        return step
+            self._restore(step.sums, step)
 
-    def _restore(self, sums: list[Tensor]) -> None:
-        for parameter, own in zip(self._optimizer.params, sums, strict=True):
-            parameter.summed_grad = _marked_like(own, parameter.summed_grad)
-
-
-class PostProcessing:
-    """What happens to a release between the noise and the update.
-
-    Code that sees only the noisy gradient reveals nothing more about the examples, but the noise is no longer
-    what it was: it is smaller after another divisor, and its norm is limited after ``clip_grad_norm_``. Such
-    code is recognized by its output, so that the release itself is tested; anything else is tested as a part
-    of the release.
-
-    One factor, one largest norm or one largest value is recognized, if it explains all steps: those that it
-    changes, and those that stay as they are. A step that it does not explain ends the recognition, because
-    what happens to the release may then depend on the data.
-    """
-
-    def __init__(self) -> None:
-        self._noised: Tensor | None = None
-        self._limits: dict[str, float] = {}
-        self._unchanged: dict[str, float] = {}  # the largest norm and value of unchanged releases
-        self._was_changed = False
-        self._is_recognized = True
-
-    def note(self, parameters: list[Any]) -> None:
-        """Note the sum with noise, before it is divided."""
-        gradients = [parameter.grad for parameter in parameters]
-        is_known = self._is_recognized and all(one is not None for one in gradients)
-        self._noised = flat(gradients) if is_known else None
-
-    def before(self, update: Tensor, divisor: float) -> tuple[Tensor, Update]:
-        """Return the release from which ``update`` was computed, and the function that does so.
-
-        Without post-processing these are ``update`` itself and the identity.
-        """
-        noised, self._noised = self._noised, None
-        if noised is None or noised.shape != update.shape:
-            return update, _unchanged
-        release = noised / divisor
-        norm = float(release.norm())
-        if not 0 < norm < float("inf"):
-            return update, _unchanged
-        is_same = _is_same(update, release)
-        if is_same:
-            self._note_unchanged(release, norm)
-        else:
-            self._note_changed(dict(self._candidates(update, release, norm)))
-        # a limit that an unchanged release exceeds is none
-        self._limits = {
-            kind: limit
-            for kind, limit in self._limits.items()
-            if self._unchanged.get(kind, 0.0) <= limit * (1 + _SAME)
-        }
-        self._is_recognized = bool(self._limits) or not self._was_changed
-        if is_same or not self._limits:
-            return update, _unchanged
-        return release, _update(*next(iter(self._limits.items())))
-
-    def _note_unchanged(self, release: Tensor, norm: float) -> None:
-        reached = {_FACTOR: math.inf, _NORM: norm, _VALUE: float(release.abs().max())}
-        self._unchanged = {kind: max(one, self._unchanged.get(kind, 0.0)) for kind, one in reached.items()}
-
-    def _note_changed(self, found: dict[str, float]) -> None:
-        """Keep the constants that explain this step as well as all earlier ones that were changed."""
-        known = self._limits if self._was_changed else found
-        self._limits = {
-            kind: known[kind]
-            for kind, limit in found.items()
-            if kind in known and abs(limit - known[kind]) <= _SAME * known[kind]
-        }
-        self._was_changed = True
-
-    def _candidates(self, update: Tensor, release: Tensor, norm: float) -> list[tuple[str, float]]:
-        """Return the constants, at least one of which must be the same in all steps."""
-        factor = float(update @ release) / norm**2
-        if factor > 0 and _is_same(update, factor * release):
-            limited = [(_NORM, factor * norm)] if factor < 1 else []
-            return [(_FACTOR, factor), *limited]
-        value = float(update.abs().max())
-        return [(_VALUE, value)] if value > 0 and _is_same(update, release.clamp(-value, value)) else []
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return float((one - other).norm()) <= _ROUNDING * float(other.norm())
-
-
-def _unchanged(release: Tensor) -> Tensor:
-    return release
-
-
-def _update(kind: str, limit: float) -> Update:
-    def update(release: Tensor) -> Tensor:
-        if kind == _VALUE:
-            return release.clamp(-limit, limit)
-        if kind == _NORM:
-            return release * torch.clamp(limit / release.norm(), max=1.0)
-        return release * limit
-
-    return update
+    def _restore(self, sums: list[Tensor], step: _Step | None = None) -> None:
+        parameters: list[Any] = self._optimizer.params
+        if step is not None and step.in_place:
+            step.index.write(sums, step.before)
+        for parameter, total in zip(parameters, sums, strict=True):
+            parameter.summed_grad = _marked_like(total, parameter.summed_grad)
 
 
 def noise_norm(optimizer: DPOptimizer) -> float:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,7 +17,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from opacus.data_loader import CollateFnWithEmpty, wrap_collate_with_empty
 from opacus.optimizers import DPOptimizer
-from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
     UniformWithReplacementSampler,
@@ -30,10 +28,10 @@ from dpaudit.canaries import CanaryCoins, CanaryPlan
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
+from dpaudit.observers.opacus._batches import BatchQueue, Epoch, drawing_sampler, iterated_by
 from dpaudit.observers.opacus._clipping import OpacusClip
 
 _Changes: TypeAlias = dict[tuple[Any, str], Any]  # new values of attributes, by object and name
-_Epoch: TypeAlias = Callable[[], Iterator[Any]]  # starts drawing the batches of an epoch
 
 _POSITIONS = 3  # purpose of a random stream, besides those of CanaryPlan
 _MIN_EXPECTED = 20  # expected draws; the probability of seeing none is then two in a billion
@@ -127,7 +125,7 @@ class SampledMembership(Membership):
                 "examples less often than without the audit."
             )
 
-    def _batches(self, epoch: _Epoch) -> Iterator[list[int]]:
+    def _batches(self, epoch: Epoch) -> Iterator[list[int]]:
         """Yield the batches of an epoch, without canaries."""
         self._queue.start_epoch(self._clip.pending_batch_sizes())
         num_entries = 0
@@ -164,8 +162,7 @@ def _batch_sampler(loader: Any) -> Any:
             "Expected loader=..., the loader that make_private returned, with sampling=True: its sampler "
             f"draws the canaries; got {type(loader).__name__}."
         )
-    sampler = loader.batch_sampler
-    inner = sampler.sampler if isinstance(sampler, BatchSplittingSampler) else sampler
+    inner = drawing_sampler(loader)
     if hasattr(type(inner), _MARK):
         raise InputError("Expected a loader that is not yet observed, got one with another observer.")
     return inner
@@ -179,106 +176,6 @@ def _collate_with_empty(loader: Any) -> Any:
     found = wrap_collate_with_empty(collate_fn=own)
     found([loader.dataset[0]])
     return found
-
-
-class BatchQueue:
-    """Drawn batches, assigned to steps by the sizes of their backward passes.
-
-    A step may use several batches, and a batch may be split into several passes; only an empty batch gives an
-    empty pass. Worker processes of a loader draw up to ``num_prefetched`` batches that may never be used.
-    With ``fills_empty``, an empty batch is replaced by a single artificial example.
-    """
-
-    def __init__(self, num_prefetched: int, fills_empty: bool) -> None:
-        self._num_prefetched, self._min_size = num_prefetched, int(fills_empty)
-        self._batches: deque[tuple[IntArray, int]] = deque()  # canaries, and the number of examples
-        self._passes: list[int] = []
-        self._num_steps = 0
-        self._ended = True
-
-    def start_epoch(self, pending: list[int]) -> None:
-        """Start an epoch while the gradients of ``pending`` passes wait for the next step."""
-        self.check_consumed(pending)
-        kept = self._num_used(self._passes + pending) or 0
-        self._batches = deque(list(self._batches)[:kept])  # the loop ended before the others were used
-        self._ended = False
-
-    def push(self, canaries: IntArray, size: int) -> None:
-        """Add a drawn batch."""
-        self._batches.append((canaries, max(size, self._min_size)))
-
-    def end_epoch(self) -> None:
-        """End an epoch whose loop ran to completion."""
-        self._ended = True
-
-    def note_backward(self, sizes: Iterable[int]) -> None:
-        """Note the backward passes that are about to be clipped, for this step or a later one."""
-        self._passes += sizes
-
-    def pop_step(self, index: int) -> IntArray:
-        """Return the canaries of all batches used since the last step."""
-        passes, self._passes = self._passes, []
-        if not passes or not self._batches:
-            advice = (
-                "is a batch used twice, or is one drawn by another loader?"
-                if passes and self._num_steps
-                else "pass the loader that the loop iterates over as loader=..., and start the loop inside "
-                "the with block."
-            )
-            raise InputError(f"Expected a batch of the loader before step {index}, got none: {advice}")
-        count = self._num_used(passes)
-        if count is None:
-            raise InputError(
-                f"Expected step {index} to use the next batch of the loader, which has "
-                f"{self._batches[0][1]} examples, got gradients of {' + '.join(map(str, passes))}: "
-                f"{_mismatch([size for _, size in self._batches], passes)}."
-            )
-        self._num_steps += 1
-        return np.concatenate([self._batches.popleft()[0] for _ in range(count)])
-
-    def check_consumed(self, pending: list[int]) -> None:
-        """Raise if batches were not used in any step, except at the end of a loop that was left early."""
-        left = len(self._batches) - (self._num_used(self._passes + pending) or 0)
-        if left > self._num_prefetched + (not self._ended):
-            raise InputError(
-                "Expected the loop to use every batch of the loader in a step, including empty ones, got "
-                f"{left} unused batches: their canaries were not added to any step."
-            )
-
-    def _num_used(self, passes: list[int]) -> int | None:
-        """Return the number of leading batches that make up exactly these passes; None if there is none."""
-        rest, count = deque(passes), 0
-        for _, size in self._batches:
-            if not rest:
-                break
-            if (size == 0) != (rest[0] == 0):
-                return None
-            left = size - rest.popleft()
-            while left > 0 and rest and rest[0] > 0:
-                left -= rest.popleft()
-            if left != 0:
-                return None
-            count += 1
-        return None if rest else count
-
-
-def _mismatch(sizes: list[int], passes: list[int]) -> str:
-    """Return the likely reason why no leading batches of these sizes make up the passes of a step."""
-    total = sum(passes)
-    for start in range(1, len(sizes)):
-        if total and total in np.cumsum(sizes[start:]):
-            skipped = f"{start} batches" if start > 1 else "an empty batch" if sizes[0] == 0 else "a batch"
-            return (
-                f"the loop skips {skipped}, but with sampling=True it must use every batch in a step, "
-                "including empty ones"
-            )
-    if 0 in passes:
-        return "a batch that is not empty has a backward pass without examples"
-    if sizes[0] and total > sizes[0] and total % sizes[0] == 0:
-        return f"each example has {total // sizes[0]} rows, or batches have a fixed size"
-    if total > sizes[0]:
-        return "it has more rows than examples were drawn, from padding, another loader or a batch used twice"
-    return "examples of the batch are left out, or batches are cut to a fixed size"
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,11 +220,11 @@ class SamplerWithCanaries:
         """The class name of the sampler."""
         return type(self._sampler).__name__
 
-    def iterated_by(self, batches: Callable[[_Epoch], Iterator[list[int]]]) -> AbstractContextManager[None]:
+    def iterated_by(self, batches: Callable[[Epoch], Iterator[list[int]]]) -> AbstractContextManager[None]:
         """Iterate over the sampler through ``batches``, which receives the sampler's own epochs."""
         return iterated_by(self._sampler, batches, **{_MARK: True})
 
-    def batches(self, epoch: _Epoch) -> Iterator[list[int]]:
+    def batches(self, epoch: Epoch) -> Iterator[list[int]]:
         """Yield the batches of an epoch, including canaries."""
         with _changed(self._changes):
             drawn = iter(epoch())
@@ -351,28 +248,6 @@ class SamplerWithCanaries:
                     f"batch, got {len(batch)}: it draws from another number of entries than it states."
                 )
             yield batch
-
-
-@contextmanager
-def iterated_by(
-    sampler: Any, batches: Callable[[_Epoch], Iterator[list[int]]], **attributes: Any
-) -> Iterator[None]:
-    """Iterate over a sampler through ``batches``, which receives the sampler's own epochs.
-
-    ``__iter__`` is looked up on the class, so the class is replaced, by one with these ``attributes``. The
-    object stays the same because a BatchMemoryManager, created before or after this, holds a reference to it.
-    """
-    own = type(sampler)
-
-    def iterate(self: Any) -> Iterator[list[int]]:
-        return batches(lambda: own.__iter__(self))
-
-    names = {"__iter__": iterate, "__module__": own.__module__, **attributes}
-    sampler.__class__ = type(own.__name__, (own,), names)
-    try:
-        yield
-    finally:
-        sampler.__class__ = own
 
 
 @contextmanager

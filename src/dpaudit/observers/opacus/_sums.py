@@ -22,7 +22,13 @@ from torch import Tensor
 from dpaudit._types import FloatArray
 from dpaudit.diagnostics import CheckResults, ClaimedStep, Finding, SumChange
 from dpaudit.observers.opacus._batches import LoaderBatches
-from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, TrainedParameters, wrapped
+from dpaudit.observers.opacus._clipping import (
+    GhostClip,
+    OpacusClip,
+    TrainedParameters,
+    tensor_norms,
+    wrapped,
+)
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
@@ -161,8 +167,7 @@ class SumObserver:
             rows, limit = len(norms), self._largest_sum(norms.detach().double(), norm)
             self._note_longest(norms.detach())
             count = lambda: int((norms > 0).sum())  # noqa: E731
-        self._loader.choose(rows)
-        if self._counts_nonzero or self.batches.is_given:
+        if self._counts_nonzero or self.batches.is_given or self._loader.is_unused:
             return count(), limit
         if self.batches.would_exceed(self._rows + rows):  # from now on, padding is not counted
             self._counts_nonzero, self._is_exact = True, False
@@ -212,7 +217,7 @@ class SumObserver:
             else:
                 self._compare(sums)
         elif self._was_reset and any(one is not None for one in sums):
-            left = float(np.linalg.norm(_norms([one for one in sums if one is not None])))
+            left = float(np.linalg.norm(tensor_norms([one for one in sums if one is not None])))
             left /= float(self._optimizer.max_grad_norm)
             if left > _TOLERANCE:
                 self._remainder = left
@@ -223,7 +228,7 @@ class SumObserver:
         if any(one is None for one in sums):  # the observer raises an error about it
             self._sums = None
             return
-        self._sums, self._norms = [(one, one._version) for one in sums], _norms(sums)
+        self._sums, self._norms = [(one, one._version) for one in sums], tensor_norms(sums)
 
     def _compare(self, sums: Sequence[Tensor]) -> None:
         """Note a sum that is not what the latest addition left."""
@@ -232,7 +237,7 @@ class SumObserver:
         if all(new is old and new._version == version for new, (old, version) in pairs):
             return
         norm = float(self._optimizer.max_grad_norm)
-        before, after = self._norms / norm, _norms(sums) / norm
+        before, after = self._norms / norm, tensor_norms(sums) / norm
         self._norms = after * norm
         if np.abs(after - before).max() <= _TOLERANCE * (1 + before.max()):
             return
@@ -244,14 +249,14 @@ class SumObserver:
         self._changes.append(SumChange(length, float(np.linalg.norm(after)), is_scaled))
 
     @torch.no_grad()
-    def before_noise(self, sums: Sequence[Tensor]) -> dict[str, Any]:
-        """Return fields of an observed step from its sum, before canaries and noise are added."""
+    def before_noise(self, sums: Sequence[Tensor]) -> tuple[float, dict[str, Any]]:
+        """Return the norm of a sum and fields of its observed step, before canaries and noise are added."""
         if self._sums is not None:
             self._compare(sums)
         elif self._module is None and self._has_processed_rows():
             self._end_step()
-            return {}
-        norms = self._norms if self._sums is not None else _norms(sums)
+            return float(np.linalg.norm(tensor_norms(sums))), {}
+        norms = self._norms if self._sums is not None else tensor_norms(sums)
         norm, layers = float(self._optimizer.max_grad_norm), getattr(self._optimizer, "max_grad_norms", None)
         length, excess = float(np.linalg.norm(norms)), None
         if layers is not None and self._rows:
@@ -268,7 +273,7 @@ class SumObserver:
             "max_row_norm": self._longest / norm if self._was_clipped and self._longest is not None else None,
         }
         self._end_step()
-        return fields
+        return length, fields
 
     def _end_step(self) -> None:
         self._was_reset, self._num_steps = True, self._num_steps + 1
@@ -437,14 +442,3 @@ def _same_ratio(kept: Sequence[tuple[float, FloatArray]]) -> tuple[str, float, i
         if count >= max(_FEWEST_SAME, _SHARE_SAME * len(kept)) and (best is None or count > best[2]):
             best = name, float(ratios[first]), count
     return best
-
-
-@torch.no_grad()
-def _norms(parts: Sequence[Tensor]) -> FloatArray:
-    """Return the norm of each tensor."""
-    if all(part.dtype == torch.float32 for part in parts):
-        found = list(torch._foreach_norm(list(parts)))
-    else:  # squares may overflow in half precision
-        found = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
-    first = found[0].device
-    return np.asarray(torch.stack([one.to(first) for one in found]).double().cpu())

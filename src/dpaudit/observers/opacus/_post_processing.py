@@ -1,0 +1,199 @@
+"""What happens to a noisy gradient between the noise and the update of the weights.
+
+:class:`PostProcessing` returns the :class:`Release` from which the gradients of an update were computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpaudit._torch import largest_absolute
+from dpaudit.observers.opacus._clipping import CoordinateIndex, at_least_single, flat, tensor_norms
+
+_MAX_COORDINATES = 2**20  # whose largest values are noted
+_ROUNDING = 1e-5  # relative difference of two releases that are the same up to rounding
+_SAME = 1e-4  # relative difference of two steps' factors or limits
+_FACTOR, _NORM, _VALUE = "factor", "norm", "value"
+
+Update = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """A noisy gradient, and how the gradients of the update were computed from it; None if not changed."""
+
+    tensors: list[Tensor]
+    numbers: Tensor  # at the coordinates that are read in the step
+    norm: float
+    update: Update | None = None
+
+    def is_finite(self) -> bool:
+        """Return whether all numbers are finite, also if their squares are not."""
+        return math.isfinite(self.norm) or all(bool(tensor.isfinite().all()) for tensor in self.tensors)
+
+
+class PostProcessing:
+    """What happens to a release between the noise and the update.
+
+    Code that sees only the noisy gradient reveals nothing more about the examples, but the noise is no longer
+    what it was: it is smaller after another divisor, and its norm is limited after ``clip_grad_norm_``. Such
+    code is recognized by its output, so that the release itself is tested; anything else is tested as a part
+    of the release.
+
+    One factor, one largest norm or one largest value is recognized, if it explains all steps: those that it
+    changes, and those that stay as they are. A step that it does not explain ends the recognition, because
+    what happens to the release may then depend on the data.
+
+    Releases are kept as lazy copies, which share the memory of the gradients until these are changed; version
+    counters show that they were not.
+    """
+
+    def __init__(self) -> None:
+        self._copies: list[Tensor] | None = None
+        self._versions: list[tuple[Tensor, int]] = []
+        self._is_divided = False
+        self._limits: dict[str, float] = {}
+        self._unchanged: dict[str, float] = {}  # the largest norm and value of unchanged releases
+        self._was_changed = False
+        self._is_recognized = True
+
+    def note(self, parameters: list[Any], *, is_divided: bool = False) -> None:
+        """Note the sum with noise."""
+        gradients = [parameter.grad for parameter in parameters]
+        self._copies, self._versions, self._is_divided = None, [], is_divided
+        if self._is_recognized and all(gradient is not None for gradient in gradients):
+            self._versions = [(gradient, gradient._version) for gradient in gradients]
+            self._copies = [_lazy_copy(gradient) for gradient in gradients]
+
+    @contextmanager
+    def scaling(self, parameters: list[Any]) -> Iterator[None]:
+        """Note the sum again after the block has divided it, unless other code has changed it before."""
+        is_noised = self._copies is not None and self._is_as_noted([one.grad for one in parameters])
+        if is_noised:
+            self._copies = None
+        yield
+        if is_noised:
+            self.note(parameters, is_divided=True)
+
+    def _is_as_noted(self, gradients: Sequence[Tensor]) -> bool:
+        return len(gradients) == len(self._versions) and all(
+            gradient is noted and gradient._version == version
+            for gradient, (noted, version) in zip(gradients, self._versions, strict=True)
+        )
+
+    def before(self, gradients: list[Tensor], divisor: float, index: CoordinateIndex) -> Release:
+        """Return the release from which the ``gradients`` of an update were computed.
+
+        It is read at the coordinates of ``index``.
+        """
+        copies, self._copies = self._copies, None
+        versions_match = self._is_divided and self._is_as_noted(gradients)
+        self._versions = []
+        update = Release(gradients, index.read(gradients), total_norm(gradients))
+        if copies is None or not 0 < update.norm < math.inf:
+            return update
+        if versions_match:
+            self._note_unchanged(update)
+            return update
+        tensors = copies if self._is_divided else [copy / divisor for copy in copies]
+        release = Release(tensors, index.read(tensors), total_norm(tensors))
+        if not 0 < release.norm < math.inf or [one.shape for one in tensors] != [
+            one.shape for one in gradients
+        ]:
+            return update
+        after, before = flat(gradients), flat(tensors)
+        if _is_same(after, before):
+            self._note_unchanged(release)
+            return update
+        self._note_changed(dict(self._candidates(after, before, release.norm)))
+        if not self._limits:
+            return update
+        return replace(release, update=_update(*next(iter(self._limits.items()))))
+
+    def _note_unchanged(self, release: Release) -> None:
+        numbers = release.tensors if self._was_changed else [release.numbers]
+        largest = max(float(largest_absolute(part)) for part in evenly_spaced(numbers))
+        reached = {_FACTOR: math.inf, _NORM: release.norm, _VALUE: largest}
+        self._unchanged = {
+            kind: max(value, self._unchanged.get(kind, 0.0)) for kind, value in reached.items()
+        }
+        self._drop_exceeded()
+
+    def _drop_exceeded(self) -> None:
+        """Drop limits that an unchanged release exceeds."""
+        self._limits = {
+            kind: limit
+            for kind, limit in self._limits.items()
+            if self._unchanged.get(kind, 0.0) <= limit * (1 + _SAME)
+        }
+        self._is_recognized = bool(self._limits) or not self._was_changed
+
+    def _note_changed(self, candidates: dict[str, float]) -> None:
+        """Keep the constants that explain this step as well as all earlier ones that were changed."""
+        earlier = self._limits if self._was_changed else candidates
+        self._limits = {
+            kind: earlier[kind]
+            for kind, limit in candidates.items()
+            if kind in earlier and abs(limit - earlier[kind]) <= _SAME * earlier[kind]
+        }
+        self._was_changed = True
+        self._drop_exceeded()
+
+    def _candidates(self, update: Tensor, release: Tensor, norm: float) -> list[tuple[str, float]]:
+        """Return the constants, at least one of which must be the same in all steps."""
+        factor = float(update @ release) / norm**2
+        if factor > 0 and _is_same(update, factor * release):
+            limited = [(_NORM, factor * norm)] if factor < 1 else []
+            return [(_FACTOR, factor), *limited]
+        value = float(update.abs().max())
+        return [(_VALUE, value)] if value > 0 and _is_same(update, release.clamp(-value, value)) else []
+
+
+def _lazy_copy(tensor: Tensor) -> Tensor:
+    """Return a copy that shares memory until either is changed, where torch supports that."""
+    try:
+        return torch._lazy_clone(tensor)
+    except (AttributeError, RuntimeError):  # memory that torch did not allocate
+        return tensor.clone()
+
+
+def total_norm(tensors: Sequence[Tensor]) -> float:
+    """Return the norm of the concatenation."""
+    return float(np.linalg.norm(tensor_norms(tensors)))
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return float((one - other).norm()) <= _ROUNDING * float(other.norm())
+
+
+def _update(kind: str, limit: float) -> Update:
+    def update(release: Tensor) -> Tensor:
+        if kind == _VALUE:
+            return release.clamp(-limit, limit)
+        if kind == _NORM:
+            return release * torch.clamp(limit / release.norm(), max=1.0)
+        return release * limit
+
+    return update
+
+
+def stride_of(tensors: Sequence[Tensor]) -> int:
+    return -(-sum(map(torch.numel, tensors)) // _MAX_COORDINATES)
+
+
+def evenly_spaced(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield evenly spaced numbers of the concatenation, a million at most, tensor by tensor."""
+    stride, offset = stride_of(tensors), 0
+    for tensor in tensors:
+        first = -offset % stride
+        offset += tensor.numel()
+        if first < tensor.numel():
+            yield at_least_single(tensor.detach().reshape(-1)[first::stride])
