@@ -12,6 +12,7 @@ from opacus_runs import DELTA, OTHER_KINDS, run, small_data, without_clipping
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, WeightedRandomSampler
 
+from dpaudit.diagnostics import ClaimedStep
 from dpaudit.observers.opacus import observe
 from dpaudit.observers.opacus._clipping import PerSampleClip
 from dpaudit.observers.opacus._sums import ClippingNorms
@@ -432,7 +433,7 @@ def test_rows_that_are_scaled_to_a_scheduled_norm_do_not_look_like_a_norm_from_t
         rows = torch.full((7,), 0.9**number)
         rows[:shorter] *= 0.3
         norms.note(0.9**number, rows)
-    assert norms.results(noise_multiplier=1.0, sample_rate=None).certain == ()
+    assert norms.results(ClaimedStep(noise_multiplier=1.0)).certain == ()
 
 
 def test_a_slow_schedule_and_norms_that_repeat_do_not_look_like_a_norm_from_the_data():
@@ -441,7 +442,7 @@ def test_a_slow_schedule_and_norms_that_repeat_do_not_look_like_a_norm_from_the_
     for number in range(300):
         norm = 0.75 + 0.25 * math.cos(2 * math.pi * number / 10_000)
         norms.note(norm, torch.from_numpy(rng.geometric(0.3, 200) ** 1.5))
-    assert norms.results(noise_multiplier=1.0, sample_rate=None).certain == ()
+    assert norms.results(ClaimedStep(noise_multiplier=1.0)).certain == ()
 
 
 def added_after_the_pass(term):

@@ -77,7 +77,7 @@ def test_a_release_that_moves_too_far_is_a_violation(fault, neighbors):
     assert result.likely_causes()
     read = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert (read["is_violation"], read["findings"][0]["name"]) == (True, "sensitivity")
-    results = result.results(noise_multiplier=1.0, sample_rate=None)
+    results = result.results()
     assert (results.certain, results.not_covered) == (result.findings, result.not_covered)
     with pytest.raises(
         dpaudit.ViolationError, match=r"clipping norms if one example is .*, more than the [12] "
