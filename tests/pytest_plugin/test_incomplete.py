@@ -36,7 +36,7 @@ def test_any_exception(dp_audit, monkeypatch, error):
     dp_audit(lambda rows: rows, **OPTIONS)
 
 def test_bug_before_the_audit(dp_audit, monkeypatch):
-    monkeypatch.setattr("dpaudit.pytest_plugin._session.AuditSession.next_call", raiser(KeyError("bug")))
+    monkeypatch.setattr("dpaudit.pytest_plugin._suite.SuiteAudits.next_call", raiser(KeyError("bug")))
     dp_audit(lambda rows: rows, **OPTIONS)
 
 def test_disk(dp_audit):

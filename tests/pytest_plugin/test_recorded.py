@@ -13,7 +13,7 @@ import dpaudit
 from dpaudit.diagnostics import NoiseCheck, ObservedStep
 from dpaudit.diagnostics._diagnosis import joint_causes
 from dpaudit.pytest_plugin._fixture import DpAudit, canary_line, noise_line
-from dpaudit.pytest_plugin._session import AuditSession
+from dpaudit.pytest_plugin._suite import SuiteAudits
 from dpaudit.recording import DPSGDParams, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
 from dpaudit.recording._joint_verdict import ScoreSummary
 
@@ -23,7 +23,7 @@ FACTS = TrainingInfo(canary=dpaudit.Dirac(), max_grad_norm=4.0, batch_size=32)
 
 
 def fixture():
-    session = AuditSession(seed=0, budget="full", confidence=0.95)
+    session = SuiteAudits(seed=0, budget="full", confidence=0.95)
     session.count_tests([SimpleNamespace(nodeid="t.py::test", fixturenames=["dp_audit"])])
     node = SimpleNamespace(nodeid="t.py::test", user_properties=[], warn=lambda warning: None)  # noqa: ARG005
     return DpAudit(node, session)

@@ -12,11 +12,11 @@ from statistical_limits import most_flagged
 
 import dpaudit
 from dpaudit.pytest_plugin._fixture import DpAudit
-from dpaudit.pytest_plugin._session import AuditSession
+from dpaudit.pytest_plugin._suite import SuiteAudits
 
 
-def audits(num_tests: int, seed: int = 0) -> AuditSession:
-    found = AuditSession(seed=seed, budget="quick", confidence=0.95)
+def audits(num_tests: int, seed: int = 0) -> SuiteAudits:
+    found = SuiteAudits(seed=seed, budget="quick", confidence=0.95)
     found.count_tests([SimpleNamespace(nodeid=str(n), fixturenames=["dp_audit"]) for n in range(num_tests)])
     return found
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dpaudit.pytest_plugin._session import SESSION, AuditSession, add_options
+from dpaudit.pytest_plugin._suite import SESSION, SuiteAudits, add_options
 from dpaudit.pytest_plugin._summary import (
     NothingAuditedWarning,
     Summary,
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist copies the configuration for its workers
 def pytest_configure(config: pytest.Config) -> None:
     """Set up the state shared by all audits of the session."""
-    config.stash[SESSION] = AuditSession.of(config)
+    config.stash[SESSION] = SuiteAudits.of(config)
     config.pluginmanager.register(Summary(config.stash[SESSION]), "dpaudit-summary")
 
 

@@ -24,7 +24,7 @@ from dpaudit.errors import InputError
 from dpaudit.observers._arrays import require_rows
 from dpaudit.observers._residuals import UnknownSumError
 from dpaudit.observers.step import OTHERS_REPLACED, observe_step
-from dpaudit.pytest_plugin._session import AuditCall, AuditSession
+from dpaudit.pytest_plugin._suite import AuditCall, SuiteAudits
 from dpaudit.pytest_plugin._summary import UnderpoweredWarning, mark_incomplete, note, note_error
 from dpaudit.recording import MissingCanaryError, Recorder, TrainingInfo, WholeRunRecorder
 from dpaudit.recording._joint_verdict import ScoreSummary, SupportsDiagnose, claimed_noise
@@ -78,7 +78,7 @@ class DpAudit:
     ``seed`` is for an observer or a training run in the test; ``num_steps`` is the session's budget.
     """
 
-    def __init__(self, node: pytest.Item, session: AuditSession) -> None:
+    def __init__(self, node: pytest.Item, session: SuiteAudits) -> None:
         self._node, self._session = node, session
         self._report: FailureMessage
         self.seed = session.seed_of(node.nodeid, 0)
@@ -283,7 +283,7 @@ def _with_numpy_hint(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 class FailureMessage:
     """The messages of one call: why it failed its test, how the error rate is shared, and how to rerun it."""
 
-    session: AuditSession
+    session: SuiteAudits
     call: AuditCall
     own_confidence: float | None = None
 

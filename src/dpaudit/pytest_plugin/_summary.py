@@ -9,7 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from dpaudit.diagnostics import Diagnosis
-    from dpaudit.pytest_plugin._session import AuditSession
+    from dpaudit.pytest_plugin._suite import SuiteAudits
     from dpaudit.stats import Result
 
 _PREFIX, _SEED = "dp_audit", "seed"
@@ -86,7 +86,7 @@ def _record(node: pytest.Item, number: int, values: Sequence[str]) -> None:
 class Summary:
     """The audits of all test reports, including those from other processes."""
 
-    def __init__(self, session: AuditSession) -> None:
+    def __init__(self, session: SuiteAudits) -> None:
         self._session = session
         self._is_used = False
         self._rows: dict[tuple[str, str], dict[str, str]] = {}

@@ -260,15 +260,8 @@ class Recorder:
         """Return the live bound at about sixty points, with its band."""
         self._require_steps()
         self._note_peek()
-        placed = self._placed_bets()
-        return Trajectory.of(
-            placed.bets,
-            placed.advantages,
-            hypothesis=self.claim.hypothesis(self._tradeoff),
-            confidence=self._bets.level,
-            horizon=placed.betting.horizon,
-            num_done=self._log.step_numbers(),
-        )
+        hypothesis, num_done = self.claim.hypothesis(self._tradeoff), self._log.step_numbers()
+        return self._bets.trajectory(self._placed_bets(), hypothesis, num_done)
 
     def plot(self, *, ax: Any = None) -> Any:
         """Plot the live bound over time, its band and the claim, with matplotlib.

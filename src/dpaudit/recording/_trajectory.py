@@ -143,6 +143,17 @@ class RunBets:
             is_violation=parameter > hypothesis.parameter,
         )
 
+    def trajectory(self, placed: PlacedBets, hypothesis: Hypothesis, num_done: Sequence[int]) -> Trajectory:
+        """Return the bound over time behind placed bets, on the steps with these numbers."""
+        return Trajectory.of(
+            placed.bets,
+            placed.advantages,
+            hypothesis=hypothesis,
+            confidence=self.level,
+            horizon=placed.betting.horizon,
+            num_done=num_done,
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """Return the method and confidence of the bets; empty before the first step."""
         if self._betting is None:

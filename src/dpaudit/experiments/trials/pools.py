@@ -124,7 +124,7 @@ class _WorkerGroup:
             if state.is_free:
                 worker.send({"stop": True})
         for worker, state in self._workers.items():
-            worker.end(5.0 if state.is_free else 0.0)  # seconds to exit by itself
+            worker.end(5.0 if state.is_free else 0.0)  # seconds to exit
         self._workers.clear()
 
     @property

@@ -31,7 +31,7 @@ class AuditCall:
 
 
 @dataclass
-class AuditSession:
+class SuiteAudits:
     """The audits of a session, which share its error rate: without faults, it passes with its confidence.
 
     Every test that requests the fixture gets the same share, and its successive calls get 1/2, 1/6, 1/12, ...
@@ -49,7 +49,7 @@ class AuditSession:
     _calls: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, config: pytest.Config) -> AuditSession:
+    def of(cls, config: pytest.Config) -> SuiteAudits:
         """Read the options; a pytest-xdist worker has the seed of its session."""
         given = config.getoption("--dp-audit-seed")
         seed = getattr(config, "workerinput", {}).get("dp_audit_seed", given)
@@ -109,7 +109,7 @@ class AuditSession:
         return " ".join(words)
 
 
-SESSION: pytest.StashKey[AuditSession] = pytest.StashKey()
+SESSION: pytest.StashKey[SuiteAudits] = pytest.StashKey()
 
 
 def add_options(parser: pytest.Parser) -> None:
