@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from dpaudit.diagnostics._step import ClaimedStep, NoiseMaximum, ObservedStep, m
 from dpaudit.errors import InputError
 
 CHUNK_STEPS = 64  # steps that are processed together
-_NEEDED = ("total", "weights", "sum_norm", "num_rows", "max_row_norm")
+_NEEDED = ("total", "sum_norm", "num_rows", "max_row_norm")  # by tests of what the noise depends on
 
 
 class NoiseCheck:
@@ -32,7 +33,8 @@ class NoiseCheck:
 
     tests_noise = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, names_missing_fields: bool = True) -> None:
+        self._names_missing_fields = names_missing_fields
         self._log, self._apart = NoiseLog(), NoiseLog()
         self._pending: list[ObservedStep] = []
         self._given: set[str] = set()
@@ -74,11 +76,15 @@ class NoiseCheck:
         if self.num_steps == 0:
             return CheckResults()
         log = self._log if self._apart.num_steps == 0 or claimed.has_signal() else self._apart
-        return noise_results(log.record(claimed.noise_multiplier), claimed.confidence)
+        results = noise_results(log.record(claimed.noise_multiplier), claimed.confidence)
+        missing = missing_fields(self._given, _NEEDED) if self._names_missing_fields else ()
+        return replace(results, not_covered=(*results.not_covered, *missing))
 
-    def not_covered(self) -> tuple[str, ...]:
-        """Return what no test of the noise can see, because the observer gives too little."""
-        return missing_fields(self._given, _NEEDED) if self.num_steps else ()
+    @property
+    def given_fields(self) -> frozenset[str]:
+        """The fields of the observed steps that were not left out."""
+        self.flush()
+        return frozenset(self._given)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for ``load_state_dict``."""
@@ -146,7 +152,7 @@ class Diagnostics:
 
     def __init__(self, *, sample_rate: float | None = None) -> None:
         self.sample_rate = None if sample_rate is None else _validate.sample_rate(sample_rate)
-        self._noise = NoiseCheck()
+        self._noise = NoiseCheck(names_missing_fields=False)  # a developer knows what is given
         self._participation = ParticipationRecord()
 
     def observe_noise(
