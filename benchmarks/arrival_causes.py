@@ -127,7 +127,7 @@ def first_cause(clip: Clip, seed: int) -> tuple[bool, str]:
     )
     found = recorder.diagnose(confidence=0.99)
     names = [finding.name for finding in found.findings]
-    return "canary-arrival" in names, (found.likely_causes() or ("none",))[0]
+    return "clipping" in names, (found.likely_causes() or ("none",))[0]
 
 
 def main(num_seeds: int) -> None:

@@ -9,7 +9,7 @@ from dpaudit.training import faults
 
 PITFALLS = Path(__file__).parent.parent.parent / "docs" / "pitfalls.md"
 # not findings, or with causes that depend on what was measured
-WITHOUT_CAUSE = {"bound", "noise-variance", "canary-arrival"}
+WITHOUT_CAUSE = {"bound", "noise-variance", "clipping"}
 
 ZOO = """
     ENTRIES FIRST_HALL SECOND_HALL Entry Evidence Judged Replay Scores Specimen chosen examine_entry judge

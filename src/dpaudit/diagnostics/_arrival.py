@@ -18,6 +18,7 @@ from dpaudit.diagnostics._causes import ALSO_ABSENT
 from dpaudit.diagnostics._clipping_causes import CanaryBatch, clipping_cause, skipped_rows
 from dpaudit.diagnostics._data_tests import StepEnergies
 from dpaudit.diagnostics._p_values import Check, CheckResults
+from dpaudit.diagnostics._registry import declare
 
 _ROUNDING = 1e-3  # in clipping norms
 _ROUNDINGS = 4.0  # rounding errors of a clipped canary, in units of the precision of gradients
@@ -33,6 +34,16 @@ _RARE = 0.6  # of the steps in which a canary is present: a smaller share arrive
 _MIN_STEPS = 3  # of a kind, so that their energies have a variance
 _TAIL = 1 / 3  # of the steps: those with the fewest rows, and those with the most
 _AT_ONCE = 64  # steps; canaries of all lengths occur in the first ones
+
+
+declare(
+    "clipping",
+    "clipping",
+    tests="whether more of a canary arrives in the release than the clipping norm",
+    matters="The noise is scaled for contributions of at most the clipping norm.",
+    question="is the whole gradient of each example clipped by its L2 norm, before the sum?",
+    rank=4,
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -358,7 +369,7 @@ def arrival_results(
             rarely = _cause_of_skipping(found) if _is_rare(found) else ""
             cause = by_rows or rarely or fitted or _cause_of_skipping(found) or sentence.rstrip(".")
         found_more = {"p_value": p_value, "estimate": worst.mean}
-        checks.insert(0, Check(name="canary-arrival", sentence=sentence, cause=cause, **found_more))
+        checks.insert(0, Check(name="clipping", sentence=sentence, cause=cause, **found_more))
         notes += list(_missing(cells, shapes, names))[:1]
         notes += [f"{by_rows[0].upper()}{by_rows[1:]}"] if by_rows and not cause else []
         notes += list(_lengthened(cells, shapes, names))[:1]

@@ -19,6 +19,7 @@ from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._number_formats import FLOAT16, SINGLE
 from dpaudit.diagnostics._p_values import Check, bonferroni
+from dpaudit.diagnostics._registry import declare
 
 # Error of a number, in units of its last place. A release that is rounded once is itself on a lattice: ties
 # must be counted at 1.5 times its spacing at least, or the slack below does not cover it.
@@ -39,6 +40,17 @@ _MAX_NUMBERS, _MAX_PAIRS = 2**19, 2**15
 _DISTANCES = (1, 8)  # distances of two numbers that one Box-Muller transformation returns; 8 in torch
 _PLACES_PER_UNIT = 2.0**14  # places on which numbers are sorted first
 _SUSPICIOUS = 1e-3  # p-values above it need no explanation
+
+
+declare(
+    "tied-noise",
+    "noise",
+    tests="whether the same numbers recur in the noise, whatever their places and signs",
+    matters="The low bits of a release whose noise is on a lattice reveal the sum.",
+    question="is the noise drawn in half precision, in fixed point or from a table, or used twice?",
+    rank=9,
+    follows=["shared"],  # numbers that are used twice are equal
+)
 
 
 def tied_noise(record: NoiseRecord) -> Check | None:
@@ -65,6 +77,18 @@ def tied_noise(record: NoiseRecord) -> Check | None:
         f"another up to sign and rounding{where}.",
         estimate=share,
     )
+
+
+declare(
+    "tied-pairs",
+    "noise",
+    tests="whether pairs of numbers have the same radius or angle again and again",
+    matters="Noise that is computed from few random numbers can be searched for.",
+    question="is the noise computed from few random numbers, such as uniform numbers of few bits in a "
+    "Box-Muller transformation, or a pool of numbers that is scaled or permuted?",
+    rank=10,
+    follows=["shared", "tied-noise"],
+)
 
 
 def tied_pairs(record: NoiseRecord) -> Check | None:

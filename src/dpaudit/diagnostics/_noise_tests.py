@@ -7,8 +7,8 @@ on itself (``_dependence_tests``) and on the data (``_data_tests``), and whether
 Under each null hypothesis, all noise is normal, independent, and at least as large as claimed. Each test
 names its null distribution; those shared by several tests are in ``_p_values``. To add a test, write a
 function that takes a ``NoiseRecord`` and returns a ``Check``, or None if there is too little to test.
-Register it in ``NOISE_TESTS`` below or in the list of its chapter, and add the likely cause of its finding to
-``_causes``.
+Declare its finding beside it (``_registry``), and add it to ``NOISE_TESTS`` below or to the list of its
+chapter.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from dpaudit.diagnostics._p_values import (
     sign_sum_p_value,
     sure_single_signs,
 )
+from dpaudit.diagnostics._registry import declare
 from dpaudit.diagnostics._regularity_tests import REGULARITY_TESTS, balanced_steps
 from dpaudit.diagnostics._shape_tests import SHAPE_TESTS
 
@@ -81,6 +82,15 @@ def noise_amount(record: NoiseRecord, confidence: float) -> Amount:
     )
 
 
+declare(
+    "noise-variance",
+    "noise",
+    tests="the amount of noise over all steps and coordinates",
+    matters="Less noise than claimed makes epsilon larger than claimed.",
+    rank=22,
+)
+
+
 def noise_variance(record: NoiseRecord, confidence: float) -> Check:
     """Test the sum of all squares, which is chi-square distributed if the noise is as claimed."""
     found = noise_amount(record, confidence)
@@ -93,6 +103,18 @@ def noise_variance(record: NoiseRecord, confidence: float) -> Check:
     )
 
 
+declare(
+    "step-noise",
+    "noise",
+    tests="the step with the least noise",
+    matters="A step that is released without noise reveals its sum.",
+    question="is a step released without noise, such as one with an empty batch, or a micro-step?",
+    rank=13,
+    groups=["located"],
+    may_follow=["noise-by-batch", "low-rank-noise"],
+)
+
+
 def step_noise(record: NoiseRecord) -> Check | None:
     """Test the step with the least noise, such as an empty batch that is released without noise."""
     energies, size = np.asarray(record.step_energies), record.energies.size
@@ -101,7 +123,7 @@ def step_noise(record: NoiseRecord) -> Check | None:
         has_noise = energies[step] > _SOME_NOISE**2 * size
         return _trend(record) or (_VARYING if has_noise else "")
 
-    return _least(record, "step", energies, size, str, cause=cause)
+    return _least(record, "step-noise", energies, size, str, cause=cause)
 
 
 def _trend(record: NoiseRecord) -> str:
@@ -122,6 +144,17 @@ def _trend(record: NoiseRecord) -> str:
     )
 
 
+declare(
+    "leaf-noise",
+    "noise",
+    tests="the parameter tensor with the least noise",
+    matters="A parameter that is released without noise reveals its gradient.",
+    question="is a parameter skipped when noise is added, or scaled separately?",
+    rank=13,
+    groups=["located"],
+)
+
+
 def leaf_noise(record: NoiseRecord) -> Check | None:
     """Test the leaf with the least noise."""
     energies = np.add.reduceat(record.energies, record.layout.starts)
@@ -132,23 +165,35 @@ def leaf_noise(record: NoiseRecord) -> Check | None:
         is_named = names[leaf] != str(leaf)
         return f"is {names[leaf]} skipped when noise is added, or scaled separately?" if is_named else ""
 
-    return _least(record, "leaf", energies, counts, names.__getitem__, cause=cause)
+    return _least(record, "leaf-noise", energies, counts, names.__getitem__, cause=cause)
+
+
+declare(
+    "coordinate-noise",
+    "noise",
+    tests="the coordinate with the least noise",
+    matters="A coordinate that is released without noise reveals a part of the gradient.",
+    question="are some coordinates, such as a mask or a sparse update, released without noise?",
+    rank=13,
+    groups=["located"],
+    may_follow=["low-rank-noise", "tails"],
+)
 
 
 def coordinate_noise(record: NoiseRecord) -> Check | None:
     """Test the coordinate with the least noise: some coordinates may be released without noise."""
     coordinate = record.layout.coordinate
     return _least(
-        record, "coordinate", record.energies, record.num_steps, lambda index: str(coordinate(index))
+        record, "coordinate-noise", record.energies, record.num_steps, lambda index: str(coordinate(index))
     )
 
 
 def _least(
     record: NoiseRecord,
-    part: str,
+    name: str,
     energies: FloatArray,
     counts: ArrayLike,
-    name: Callable[[int], str],
+    label: Callable[[int], str],
     *,
     cause: Callable[[int], str] = lambda _: "",
 ) -> Check | None:
@@ -163,22 +208,34 @@ def _least(
     rest = share_p_value(energies, numbers, record.energy, record.count, record.resolution)
     p_values = np.maximum(claim_p_value(energies, numbers, record.resolution), rest)
     least = int(np.argmin(p_values))
-    ratio = float(np.sqrt(energies[least] / numbers[least]))
+    ratio, unit = float(np.sqrt(energies[least] / numbers[least])), name.removesuffix("-noise")
     return Check(
-        name=f"{part}-noise",
+        name=name,
         p_value=bonferroni(p_values[least], energies.size),
-        sentence=f"The noise of {part} {name(least)} is {ratio:.2g} of the claimed level"
-        f"{_others(part, p_values)}.",
+        sentence=f"The noise of {unit} {label(least)} is {ratio:.2g} of the claimed level"
+        f"{_others(unit, p_values)}.",
         estimate=ratio,
         cause=cause(least),
     )
 
 
-def _others(part: str, p_values: FloatArray) -> str:
-    """Return how many parts have too little noise, as the end of a sentence."""
+def _others(unit: str, p_values: FloatArray) -> str:
+    """Return how many steps, leaves or coordinates have too little noise, as the end of a sentence."""
     count = int(np.count_nonzero(p_values * p_values.size <= _SURE_P_VALUE))
-    parts = "leaves" if part == "leaf" else f"{part}s"
-    return f"; {count} of {p_values.size} {parts} have too little noise" if count > 1 else ""
+    units = "leaves" if unit == "leaf" else f"{unit}s"
+    return f"; {count} of {p_values.size} {units} have too little noise" if count > 1 else ""
+
+
+declare(
+    "repeated-noise",
+    "noise",
+    tests="whether two steps have the same noise, or a multiple of it",
+    matters="The difference of two releases with the same noise has none.",
+    question="is the generator reseeded during training, with a constant or one of a few seeds?",
+    rank=0,
+    groups=["located", "shared"],
+    may_follow=["low-rank-noise"],
+)
 
 
 def repeated_noise(record: NoiseRecord) -> Check | None:
@@ -277,6 +334,23 @@ def _exact_repetition(steps: IntArray, same: IntArray) -> str:
     )
 
 
+declare(
+    "step-correlation",
+    "noise",
+    tests="whether the noise of steps up to 16 apart is correlated",
+    matters="Correlated noise cancels partly in differences of releases.",
+    question="is noise from earlier steps reused, or is the subtracted sum not the one that was released?",
+    rank=6,
+    groups=["shared"],
+    may_follow=["noise-by-sum", "low-rank-noise"],
+    explains=[
+        *("low-rank-noise", "common-noise", "repeated-noise", "balanced-noise", "noise-shape"),
+        *("shifted-noise", "noise-by-batch", "noise-by-canaries", "noise-by-sum", "missing-direction"),
+        "step-noise",
+    ],
+)
+
+
 def lagged_correlation(record: NoiseRecord) -> Check | None:
     """Test how often signs agree in steps that are 1 to 16 apart, Bonferroni-corrected: binomial.
 
@@ -303,6 +377,17 @@ def lagged_correlation(record: NoiseRecord) -> Check | None:
         sentence=f"The noise of {apart} has a correlation of {estimate:.2g}.",
         estimate=estimate,
     )
+
+
+declare(
+    "leaf-correlation",
+    "noise",
+    tests="whether two parameter tensors have the same noise",
+    matters="The difference of two parameters with the same noise has none.",
+    question="does every parameter get the same PRNG key or seed?",
+    rank=1,
+    groups=["shared"],
+)
 
 
 def leaf_correlation(record: NoiseRecord) -> Check | None:
@@ -332,6 +417,18 @@ def leaf_correlation(record: NoiseRecord) -> Check | None:
         f"{correlations[best]:.2g}{others}.",
         estimate=float(correlations[best]),
     )
+
+
+declare(
+    "coordinate-correlation",
+    "noise",
+    tests="whether coordinates share noise, or its mean is not zero",
+    matters="Noise that coordinates share cancels in their differences.",
+    question="is noise of a smaller shape broadcast, is its mean nonzero, or is the "
+    "subtracted sum not the one that was released?",
+    rank=8,
+    explains=["shared", "low-rank-noise", "common-noise", "noise-by-sum"],
+)
 
 
 def coordinate_correlation(record: NoiseRecord) -> Check | None:

@@ -29,6 +29,7 @@ from dpaudit.diagnostics._p_values import (
     fixed_rng,
     pairwise_products,
 )
+from dpaudit.diagnostics._registry import declare
 from dpaudit.errors import InputError
 
 _RECOGNIZED = 40  # examples of a batch on average, which no other batch shares by accident
@@ -202,6 +203,17 @@ def participation_checks(record: ParticipationRecord, claimed: float | None) -> 
     return [check for check in found if check is not None]
 
 
+declare(
+    "batch-sizes",
+    "batches",
+    tests="how much the sizes of batches vary",
+    matters="Amplification holds for Poisson sampling, whose batches vary in size.",
+    question="are batches of a fixed size accounted for as Poisson sampling?",
+    rank=25,
+    groups=["sampling"],
+)
+
+
 def batch_sizes(record: ParticipationRecord) -> Check | None:
     """Test how much batch sizes vary: fixed ones do not at all, those of groups too much."""
     found = _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
@@ -235,6 +247,17 @@ def _with_limits(spread: Check | None, record: ParticipationRecord) -> Check | N
         estimate=spread.estimate,
         cause=cause,
     )
+
+
+declare(
+    "participation-counts",
+    "batches",
+    tests="how much the number of batches varies that contain an example",
+    matters="Amplification holds for Poisson sampling, in which every draw is independent.",
+    question="are shuffled epochs or weighted draws accounted for as Poisson sampling?",
+    rank=23,
+    groups=["sampling"],
+)
 
 
 def participation_counts(record: ParticipationRecord) -> Check | None:
@@ -292,6 +315,17 @@ def _log_mgf(slopes: FloatArray, values: FloatArray, logs: FloatArray, starts: I
     return found
 
 
+declare(
+    "sample-rate",
+    "batches",
+    tests="how often examples are drawn",
+    matters="Examples that are drawn more often than claimed lose more privacy.",
+    question="does the sampling rate or the data set size differ from the one in the accounting?",
+    groups=["sampling"],
+    follows=["duplicate-examples"],  # several batches for one step
+)
+
+
 def sample_rate(record: ParticipationRecord, claimed: float) -> Check:
     """Test the number of participations: binomial. Fewer than claimed leak less and are not a finding."""
     rate = record.drawn_rate
@@ -301,6 +335,15 @@ def sample_rate(record: ParticipationRecord, claimed: float) -> Check:
         sentence=f"Examples are drawn at a rate of {rate:.4g}, {rate / claimed:.4g} times the claim.",
         estimate=rate / claimed,
     )
+
+
+declare(
+    "favoured-example",
+    "batches",
+    tests="the example that is in most batches",
+    matters="An example that is drawn more often than claimed loses more privacy.",
+    question="is an example in the data more than once, or drawn with a larger weight?",
+)
 
 
 def favoured_example(record: ParticipationRecord, claimed: float) -> Check:
@@ -317,6 +360,15 @@ def favoured_example(record: ParticipationRecord, claimed: float) -> Check:
     )
 
 
+declare(
+    "duplicate-examples",
+    "batches",
+    tests="whether a batch contains an example several times",
+    matters="Each copy is clipped for itself, so that the example contributes more than the norm.",
+    question="are examples drawn with replacement, or several batches for one step?",
+)
+
+
 def duplicate_examples(record: ParticipationRecord) -> Check:
     """Test for duplicates within a batch, which never occur in Poisson sampling."""
     return Check(
@@ -330,6 +382,17 @@ def duplicate_examples(record: ParticipationRecord) -> Check:
 def _highest_rate(claimed: float) -> float:
     """Return the claimed rate with an allowance for rounding."""
     return min(1.0, claimed * (1 + RESOLUTION))
+
+
+declare(
+    "batch-overlap",
+    "batches",
+    tests="how many examples consecutive batches share",
+    matters="Amplification holds for Poisson sampling, in which every draw is independent.",
+    question="are shuffled epochs or weighted draws accounted for as Poisson sampling?",
+    rank=24,
+    groups=["sampling"],
+)
 
 
 def batch_overlap(record: ParticipationRecord) -> Check | None:
@@ -354,6 +417,16 @@ def batch_overlap(record: ParticipationRecord) -> Check | None:
         sentence=f"Consecutive batches share {ratio:.2g} times as many examples as random batches.",
         estimate=ratio,
     )
+
+
+declare(
+    "repeated-batches",
+    "batches",
+    tests="whether two batches share too many examples",
+    matters="Batches that repeat are not independent draws.",
+    question="is the sampler reseeded in every epoch, or is the data never shuffled?",
+    explains=["sampling"],
+)
 
 
 def repeated_batches(record: ParticipationRecord) -> Check | None:

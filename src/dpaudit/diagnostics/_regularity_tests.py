@@ -18,6 +18,7 @@ from scipy import special
 from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import Check, bonferroni, chi_square_cdf
+from dpaudit.diagnostics._registry import declare
 
 _MAX_LEAVES = 64  # that are tested alone
 _LEAST = 1e-9  # smaller probabilities of a pair may be rounding errors
@@ -33,6 +34,19 @@ class _View:
     width: int
     sums: FloatArray
     energies: FloatArray
+
+
+declare(
+    "balanced-noise",
+    "noise",
+    tests="whether sums of the noise are always near zero",
+    matters="The mean of a centered release is the mean of the sum, without any noise.",
+    question="is the noise centered, as by subtracting its mean, or stratified, as in a Latin "
+    "hypercube or a quasi-random sequence?",
+    rank=16,
+    follows=["located"],
+    may_follow=["shared", "low-rank-noise", "noise-variance"],
+)
 
 
 def balanced_noise(record: NoiseRecord) -> Check | None:
@@ -72,6 +86,17 @@ def _balanced(record: NoiseRecord, views: Iterable[_View]) -> Check | None:
         estimate=share,
         cause=_OVER_TIME if name == _ALL_STEPS else "",
     )
+
+
+declare(
+    "constant-norm",
+    "noise",
+    tests="whether norms of the noise are always the same",
+    matters="Noise on a sphere reveals that some sums are impossible.",
+    question="is the noise normalized to a fixed norm, or stratified?",
+    rank=21,
+    may_follow=["shared", "low-rank-noise", "balanced-noise", "tails"],
+)
 
 
 def constant_norm(record: NoiseRecord) -> Check | None:

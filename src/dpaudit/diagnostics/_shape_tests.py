@@ -18,6 +18,7 @@ from dpaudit._types import FloatArray, ScoreArray
 from dpaudit.diagnostics._dependence_tests import SingleArray, scaled_noise
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import Check, bonferroni, uniform_p_value
+from dpaudit.diagnostics._registry import declare
 
 _MAX_RATIOS = 2**17  # number of cross ratios that are tested
 # Largest effect of rounding on the distribution of cross ratios, in units of the resolution: 4.1 if each of
@@ -28,6 +29,21 @@ _FEW = np.arange(1.0, 5.0, 0.5)  # thresholds beyond which there may be too few 
 # numbers makes large numbers rarer than those of a normal distribution.
 _MANY = np.arange(2.0, 5.0, 0.5)
 _MIN_SIZE = 8  # steps and coordinates that are needed for scales
+
+
+declare(
+    "noise-shape",
+    "noise",
+    tests="whether the noise is normal, by ratios in which all scales cancel",
+    matters="Epsilon is computed for normal noise.",
+    question="is the noise drawn from another distribution, or truncated?",
+    rank=20,
+    groups=["tails"],
+    may_follow=[
+        *("shared", "tied-noise", "noise-by-batch", "noise-by-sum", "low-rank-noise"),
+        *("missing-tail", "noise-tails"),
+    ],
+)
 
 
 def noise_shape(record: NoiseRecord) -> Check | None:
@@ -79,6 +95,19 @@ def _cross_ratios(rows: SingleArray) -> FloatArray | None:
     return ratios[ratios > 0]
 
 
+declare(
+    "missing-tail",
+    "noise",
+    tests="the largest numbers of the noise",
+    matters="Noise that is cut off reveals that some sums are impossible.",
+    question="is the noise truncated, clamped, or a sum of a few uniform numbers?",
+    rank=18,
+    groups=["tails"],
+    follows=["step-noise"],  # numbers of several scales together have other tails
+    may_follow=["shared", "tied-noise", "noise-by-batch", "noise-by-sum", "low-rank-noise"],
+)
+
+
 def missing_tail(record: NoiseRecord) -> Check | None:
     """Test the largest numbers of the steps, over all coordinates: noise that is cut off has none.
 
@@ -101,6 +130,19 @@ def missing_tail(record: NoiseRecord) -> Check | None:
         "claimed standard deviations.",
         estimate=top,
     )
+
+
+declare(
+    "noise-tails",
+    "noise",
+    tests="how many numbers of the noise are large",
+    matters="Epsilon is computed for the tails of normal noise.",
+    question="is the noise truncated, or drawn from another distribution?",
+    rank=19,
+    groups=["tails"],
+    follows=["step-noise"],  # numbers of several scales together have other tails
+    may_follow=["shared", "tied-noise", "noise-by-batch", "noise-by-sum", "low-rank-noise", "missing-tail"],
+)
 
 
 def noise_tails(record: NoiseRecord) -> Check | None:
