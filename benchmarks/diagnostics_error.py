@@ -27,8 +27,8 @@ from _cases import restart_in_environment
 
 from dpaudit.diagnostics import Check, Diagnosis, Diagnostics
 from dpaudit.diagnostics._data_tests import missing_direction
+from dpaudit.diagnostics._distribution_tests import REGULARITY_TESTS
 from dpaudit.diagnostics._noise_record import NoiseRecord
-from dpaudit.diagnostics._regularity_tests import REGULARITY_TESTS
 from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.diagnostics._sum_checks import BatchRecord
 

@@ -4,7 +4,7 @@ One group tests the residual noise: what a step released minus the known sum. Th
 took part in which step against Poisson sampling.
 """
 
-from dpaudit.diagnostics import _arrival as _arrival  # declares a finding
+from dpaudit.diagnostics import _clipping_checks as _clipping_checks  # declares a finding
 from dpaudit.diagnostics import _facts as _facts
 from dpaudit.diagnostics._causes import likely_causes
 from dpaudit.diagnostics._coordinate_layout import CoordinateSample, Leaves

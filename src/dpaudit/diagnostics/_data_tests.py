@@ -7,8 +7,8 @@ its sign is a fair coin in each coordinate, and its amount does not depend on th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import scipy
@@ -16,10 +16,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy import special
 
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
-from dpaudit.diagnostics._causes import CORRELATED_BY_DESIGN
 from dpaudit.diagnostics._dependence_tests import MAX_LAG, segments
 from dpaudit.diagnostics._noise_record import NoiseRecord
-from dpaudit.diagnostics._p_values import Check, bonferroni, chi_square_cdf, sign_sum_p_value
+from dpaudit.diagnostics._p_values import (
+    Check,
+    bonferroni,
+    chi_square_cdf,
+    sign_sum_p_value,
+)
 from dpaudit.diagnostics._registry import declare
 
 _BEFORE, _AFTER = 7, 12  # steps whose numbers, and whose amounts of noise, a step is compared with
@@ -45,10 +49,6 @@ _AT_ONCE = 64  # steps
 _FEWEST = 3  # steps of a kind, so that their energies have a variance
 _AROUND = 6  # steps before and after one that are compared with it
 _SURE_LEVEL = 16  # scores around a step: of 1 canary, fewer gave p-values below 1e-3 in 15 % of correct runs
-_SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
-_STEPS_PER_LAG = 4  # that are needed to fit a filter
-_AS_CLAIMED = 0.95  # of the claimed variance: 4 % is the standard error of 1,200 numbers
-_LEFT_OVER = 0.5  # of the largest correlation, which a filter of 16 steps removes but for its own errors
 _WHEN = {
     0: "the same step",
     1: "the step before",
@@ -436,50 +436,6 @@ class StepEnergies:
         varying = float(np.mean(counts * (means - own) ** 2))  # 2 own^2 if noise is the same in all steps
         number /= 1 + 1 / (2 * _AROUND)  # the level of the steps around one has an error, too
         return number / max(1.0, varying / (2 * own**2)) if own > 0 else number
-
-
-def with_cause_of_correlation(record: NoiseRecord, checks: Sequence[Check]) -> list[Check]:
-    """Return the checks; if steps are correlated on purpose, as in DP-FTRL, the cause says so."""
-    return [
-        replace(check, cause=CORRELATED_BY_DESIGN)
-        if check.name == "step-correlation" and check.p_value <= _SUSPICIOUS and _is_filtered(record)
-        else check
-        for check in checks
-    ]
-
-
-def _is_filtered(record: NoiseRecord) -> bool:
-    """Return whether the noise is white noise of the claimed level, passed through a causal filter.
-
-    The noise of a step is predicted from that of earlier steps, by weights that are fitted to every second
-    coordinate and applied to the others. What remains must be as large as claimed, hardly correlated between
-    steps, and unrelated to the sums. Noise that is reused or subtracted at the expense of new noise leaves
-    less than claimed.
-    """
-    rows = record.rows.astype(np.float64)
-    lags = min(MAX_LAG, len(rows) // _STEPS_PER_LAG)
-    if lags == 0 or rows.shape[1] < 2:  # one coordinate to fit, one to test
-        return False
-    totals = np.cumsum(rows, axis=0)
-    earlier = np.stack([*(rows[lags - lag : -lag] for lag in range(1, lags + 1)), totals[lags - 1 : -1]])
-    fitted = earlier[:, :, ::2].reshape(lags + 1, -1).T
-    weights = np.linalg.lstsq(fitted, rows[lags:, ::2].reshape(-1), rcond=None)[0]
-    new = rows[:, 1::2].copy()
-    new[lags:] -= np.tensordot(weights, earlier[:, :, 1::2], axes=1)
-    if float(np.square(new[lags:]).mean()) < _AS_CLAIMED:
-        return False
-    if _largest_correlation(new[lags:], lags) > _LEFT_OVER * _largest_correlation(rows, lags):
-        return False
-    sums = {"known": record.known, "known_examples": record.known_examples}
-    halves = {name: None if rows is None else rows[:, 1::2] for name, rows in sums.items()}
-    by_sum = noise_by_sum(record.with_rows(new.astype(np.float32), grid=record.grid, **halves))
-    return by_sum is None or by_sum.p_value > _SUSPICIOUS
-
-
-def _largest_correlation(rows: FloatArray, lags: int) -> float:
-    """Return the largest correlation of steps that are at most this far apart."""
-    products = [abs(float((rows[lag:] * rows[:-lag]).mean())) for lag in range(1, lags + 1)]
-    return max(products) / float(np.square(rows).mean())
 
 
 DATA_TESTS = (noise_by_batch, noise_by_sum, missing_direction)

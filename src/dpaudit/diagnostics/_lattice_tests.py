@@ -39,7 +39,6 @@ _NUM_OUTSIDE = 1 / 32  # share of the largest numbers, whose density varies too 
 _MAX_NUMBERS, _MAX_PAIRS = 2**19, 2**15
 _DISTANCES = (1, 8)  # distances of two numbers that one Box-Muller transformation returns; 8 in torch
 _PLACES_PER_UNIT = 2.0**14  # places on which numbers are sorted first
-_SUSPICIOUS = 1e-3  # p-values above it need no explanation
 
 
 declare(
@@ -66,7 +65,7 @@ def tied_noise(record: NoiseRecord) -> Check | None:
     p_value, share, count = _tie_p_value(values[is_tested], order[is_tested])
     if count == 0:
         return None
-    grid = _grid(values[is_tested], order[is_tested]) if p_value < _SUSPICIOUS else None
+    grid = _grid(values[is_tested], order[is_tested]) if p_value < 1e-3 else None  # or needs no explanation
     where = (
         f": all of it is on a grid with a spacing of {grid:.2g} claimed standard deviations" if grid else ""
     )

@@ -1,8 +1,7 @@
-"""Tests of the noise of a training run: its amount, repetition and correlation.
+"""Tests of the noise of a training run: its amount and its correlation.
 
-Further chapters test its shape (``_shape_tests``), the values it takes (``_lattice_tests``), its dependence
-on itself (``_dependence_tests``) and on the data (``_data_tests``), and whether it is too regular
-(``_regularity_tests``).
+Further chapters test its distribution (``_distribution_tests``), the values it takes (``_lattice_tests``),
+its dependence on itself (``_dependence_tests``) and on the data (``_data_tests``).
 
 Under each null hypothesis, all noise is normal, independent, and at least as large as claimed. Each test
 names its null distribution; those shared by several tests are in ``_p_values``. To add a test, write a
@@ -19,37 +18,35 @@ from collections.abc import Callable
 import numpy as np
 import scipy
 
-from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
+from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.diagnostics._data_tests import DATA_TESTS, noise_by_sum
 from dpaudit.diagnostics._dependence_tests import (
     DEPENDENCE_TESTS,
     MAX_LAG,
-    SingleArray,
+    SAME_NOISE,
     common_noise,
     low_rank_noise,
+    repeated_noise,
     segments,
     shifted_noise,
 )
+from dpaudit.diagnostics._distribution_tests import REGULARITY_TESTS, SHAPE_TESTS, balanced_steps
 from dpaudit.diagnostics._lattice_tests import LATTICE_TESTS
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import (
+    Z_CERTAIN,
     Amount,
     Check,
     bonferroni,
     claim_p_value,
-    pairwise_products,
     share_p_value,
     sign_correlation,
     sign_p_value,
     sign_sum_p_value,
-    sure_single_signs,
 )
 from dpaudit.diagnostics._registry import declare
-from dpaudit.diagnostics._regularity_tests import REGULARITY_TESTS, balanced_steps
-from dpaudit.diagnostics._shape_tests import SHAPE_TESTS
 
 _SURE_P_VALUE = 1e-6  # corrected p-value below which a part counts as lacking noise
-_SAME = 0.95  # correlation above which noise counts as the same, if its norm is the same as well
 _SOME_NOISE = 0.1  # of the claim: a step with less may have none
 _VARYING = (
     "is the standard deviation of the noise computed from the batch, or changed from step to step in another "
@@ -58,8 +55,7 @@ _VARYING = (
 _MIN_TREND = 30  # steps
 _TREND = 0.05  # smallest relative change of the noise between the first and the last tenth of the steps
 _STEADY = 0.5  # smallest rank correlation of noise and time
-_SHIFTS, _SURELY = (0.02, 10.0), 6.0  # means of the noise that are a cause, and standard errors
-_SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
+_SHIFTS = 0.02, 10.0  # means of the noise that are a cause
 
 
 def noise_checks(record: NoiseRecord, confidence: float) -> list[Check]:
@@ -227,114 +223,6 @@ def _others(unit: str, p_values: FloatArray) -> str:
 
 
 declare(
-    "repeated-noise",
-    "noise",
-    tests="whether two steps have the same noise, or a multiple of it",
-    matters="The difference of two releases with the same noise has none.",
-    question="is the generator reseeded during training, with a constant or one of a few seeds?",
-    rank=0,
-    groups=["located", "shared"],
-    may_follow=["low-rank-noise"],
-)
-
-
-def repeated_noise(record: NoiseRecord) -> Check | None:
-    """Test the pair of steps whose signs agree, or differ, most often: binomial."""
-    if min(record.rows.shape) < 2:
-        return None
-    parts = [(record.rows, record.signs, record.steps)]
-    if len(record.few_steps) > len(record.rows):  # noise that is equal needs few coordinates
-        few = record.few_rows
-        parts.append((few, sure_single_signs(few, record.resolution), record.few_steps))
-    return min((_repeated(*part, len(parts)) for part in parts), key=lambda found: found.p_value)
-
-
-def _repeated(rows: SingleArray, signs: SingleArray, steps: IntArray, num_tests: int) -> Check:
-    """Return the test of these steps, corrected for all pairs and for the number of tests."""
-    num_rows, count = signs.shape
-    first, second, counts = _most_alike(signs)
-    p_value = bonferroni(float(sign_p_value(*counts, count)), num_tests * num_rows * (num_rows - 1) / 2)
-    estimate = float(sign_correlation(*counts))
-    sentence = f"The noise of steps {steps[first]} and {steps[second]} has a correlation of {estimate:.2g}."
-    return Check(
-        name="repeated-noise",
-        p_value=p_value,
-        sentence=(_repetition(rows, steps) if p_value <= _SUSPICIOUS else None) or sentence,
-        estimate=estimate,
-    )
-
-
-def _most_alike(signs: SingleArray) -> tuple[int, int, tuple[int, int]]:
-    """Return the pair of rows with the smallest p-value, and how many of its signs agree and differ.
-
-    The search counts a coordinate without a sure sign in either row twice, so it may narrowly miss the best
-    pair. This is conservative: the p-value belongs to the pair found.
-    """
-    sure = np.abs(signs).sum(axis=1)
-    best, pair = -np.inf, (0, 1)
-    for block, dots, is_earlier in pairwise_products(signs):
-        extremes = np.abs(dots, out=dots)
-        extremes += sure[block][:, None]
-        extremes += sure[: dots.shape[1]]
-        extremes[~is_earlier] = -np.inf
-        later, earlier = np.unravel_index(int(extremes.argmax()), extremes.shape)
-        if extremes[later, earlier] > best:
-            best, pair = float(extremes[later, earlier]), (int(earlier), int(block[later]))
-    first, second = signs[pair[0]], signs[pair[1]]
-    agreeing, differing = (int(np.count_nonzero(first * second == sign)) for sign in (1, -1))
-    return *pair, (agreeing, differing)
-
-
-def _repetition(noise: SingleArray, steps: IntArray) -> str | None:
-    """Describe rows that repeat, exactly or as a multiple; None if no two rows are that similar."""
-    rows = noise.astype(np.float64)
-    lengths = np.linalg.norm(rows, axis=1)
-    same, multiple = _earlier(rows, lengths)
-    later = np.flatnonzero(multiple >= 0)
-    if later.size == 0:
-        return None
-    if 2 * np.count_nonzero(same >= 0) >= later.size:  # a few multiples may have equal norms by accident
-        return _exact_repetition(steps, same)
-    second = int(later[0])
-    first = int(multiple[second])
-    factor = rows[first] @ rows[second] / lengths[first] ** 2
-    return (
-        f"The noise of step {steps[second]} is {factor:.2g} times that of step {steps[first]}: "
-        f"in {later.size} of {len(steps)} steps, the noise is a multiple of that of an earlier step."
-    )
-
-
-def _earlier(rows: FloatArray, lengths: FloatArray) -> tuple[IntArray, IntArray]:
-    """Return, for each row, the last earlier row that is the same, and the last that is a multiple; or -1."""
-    units = np.divide(rows, lengths[:, None], out=np.zeros_like(rows), where=lengths[:, None] > 0)
-    same, multiple = np.full(len(rows), -1), np.full(len(rows), -1)
-    for block, cosines, is_earlier in pairwise_products(units.astype(np.float32)):
-        shorter = np.minimum(lengths[block][:, None], lengths[: cosines.shape[1]])
-        longer = np.maximum(lengths[block][:, None], lengths[: cosines.shape[1]])
-        same[block] = _last(is_earlier & (cosines > _SAME) & (shorter > _SAME * longer))
-        multiple[block] = _last(is_earlier & (np.abs(cosines) > _SAME))
-    return same, multiple
-
-
-def _last(mask: BoolArray) -> IntArray:
-    """Return the last true column of each row, or -1."""
-    last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
-    return np.where(mask.any(axis=1), last, -1)
-
-
-def _exact_repetition(steps: IntArray, same: IntArray) -> str:
-    later = np.flatnonzero(same >= 0)
-    gaps = steps[later] - steps[same[later]]
-    period = int(gaps.min())
-    if (gaps == period).all() and later.size == np.count_nonzero(steps >= period) > 1:
-        return f"The noise repeats every {period} steps." if period > 1 else "Every step has the same noise."
-    return (
-        f"Step {steps[later[0]]} repeats the noise of step {steps[same[later[0]]]}: "
-        f"{len(steps)} steps use only {len(steps) - later.size} distinct noise vectors."
-    )
-
-
-declare(
     "step-correlation",
     "noise",
     tests="whether the noise of steps up to 16 apart is correlated",
@@ -406,7 +294,7 @@ def leaf_correlation(record: NoiseRecord) -> Check | None:
     p_values, correlations = sign_p_value(agreeing, differing, numbers), sign_correlation(agreeing, differing)
     best = int(np.argmin(p_values))
     one, other = (layout.names[layout.compared[leaf[best]]] for leaf in upper)
-    pairs = int(np.count_nonzero(np.abs(correlations) > _SAME))
+    pairs = int(np.count_nonzero(np.abs(correlations) > SAME_NOISE))
     others = (
         f"; {pairs} of {numbers.size} pairs of leaves are almost perfectly correlated" if pairs > 1 else ""
     )
@@ -453,7 +341,7 @@ def coordinate_correlation(record: NoiseRecord) -> Check | None:
 def _cause_of_mean(means: FloatArray) -> str:
     """Return the cause if the means of all steps are off in the same direction; empty if they are not."""
     mean, error = float(means.mean()), float(means.std()) / math.sqrt(means.size)
-    if not _SHIFTS[0] <= abs(mean) <= _SHIFTS[1] or abs(mean) < _SURELY * error:
+    if not _SHIFTS[0] <= abs(mean) <= _SHIFTS[1] or abs(mean) < Z_CERTAIN * error:
         return ""
     return (
         f"the mean of the noise is {mean:.3g} claimed standard deviations instead of 0: is it drawn from "

@@ -9,14 +9,13 @@ are therefore valid at any rate. To add a test, register it in ``participation_c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy
-from scipy import special
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
@@ -26,7 +25,10 @@ from dpaudit.diagnostics._p_values import (
     Check,
     HeadTailBuffer,
     bonferroni,
+    chernoff_p_value,
     fixed_rng,
+    hypergeometric,
+    hypergeometric_tail,
     pairwise_products,
 )
 from dpaudit.diagnostics._registry import declare
@@ -36,9 +38,6 @@ _RECOGNIZED = 40  # examples of a batch on average, which no other batch shares 
 _WATCHED = 1024  # examples whose presence is kept for every step
 _MAX_PAIRS = 2**15  # pairs of counts that are compared
 _CANDIDATES = 32  # pairs of batches per block whose p-values are computed
-_WIDTH = 40  # standard deviations beyond which probabilities underflow
-_STEEPEST = 30.0  # slope of a Chernoff bound
-_NUM_SLOPES, _NUM_NEAR = 12, 7  # slopes of Chernoff bounds: over the whole range, and next to the best
 _TOGETHER = "are examples drawn together, in groups, or is the rate changed between steps?"
 
 CUT = "are large batches cut to a size? Whether an example is used then depends on the others."
@@ -337,15 +336,6 @@ def sample_rate(record: ParticipationRecord, claimed: float) -> Check:
     )
 
 
-declare(
-    "favoured-example",
-    "batches",
-    tests="the example that is in most batches",
-    matters="An example that is drawn more often than claimed loses more privacy.",
-    question="is an example in the data more than once, or drawn with a larger weight?",
-)
-
-
 def favoured_example(record: ParticipationRecord, claimed: float) -> Check:
     """Test the example that took part most often: binomial, Bonferroni-corrected for all examples."""
     example = int(np.argmax(record.counts))
@@ -358,15 +348,6 @@ def favoured_example(record: ParticipationRecord, claimed: float) -> Check:
         f"{claimed * record.num_steps:.4g} are expected.",
         estimate=count / (claimed * record.num_steps),
     )
-
-
-declare(
-    "duplicate-examples",
-    "batches",
-    tests="whether a batch contains an example several times",
-    matters="Each copy is clipped for itself, so that the example contributes more than the norm.",
-    question="are examples drawn with replacement, or several batches for one step?",
-)
 
 
 def duplicate_examples(record: ParticipationRecord) -> Check:
@@ -382,17 +363,6 @@ def duplicate_examples(record: ParticipationRecord) -> Check:
 def _highest_rate(claimed: float) -> float:
     """Return the claimed rate with an allowance for rounding."""
     return min(1.0, claimed * (1 + RESOLUTION))
-
-
-declare(
-    "batch-overlap",
-    "batches",
-    tests="how many examples consecutive batches share",
-    matters="Amplification holds for Poisson sampling, in which every draw is independent.",
-    question="are shuffled epochs or weighted draws accounted for as Poisson sampling?",
-    rank=24,
-    groups=["sampling"],
-)
 
 
 def batch_overlap(record: ParticipationRecord) -> Check | None:
@@ -417,16 +387,6 @@ def batch_overlap(record: ParticipationRecord) -> Check | None:
         sentence=f"Consecutive batches share {ratio:.2g} times as many examples as random batches.",
         estimate=ratio,
     )
-
-
-declare(
-    "repeated-batches",
-    "batches",
-    tests="whether two batches share too many examples",
-    matters="Batches that repeat are not independent draws.",
-    question="is the sampler reseeded in every epoch, or is the data never shuffled?",
-    explains=["sampling"],
-)
 
 
 def repeated_batches(record: ParticipationRecord) -> Check | None:
@@ -476,50 +436,3 @@ def _candidates(present: npt.NDArray[np.float32], sizes: FloatArray) -> Iterator
 def _largest(values: FloatArray) -> IntArray:
     """Return the places of the largest values, as many as there are candidates, in any order."""
     return np.argpartition(values, -min(_CANDIDATES, values.size))[-_CANDIDATES:]
-
-
-def hypergeometric(total: int, marked: int, drawn: int) -> tuple[IntArray, FloatArray]:
-    """Return the possible numbers of marked elements among those drawn, and their probabilities."""
-    lowest, highest = max(0, drawn + marked - total), min(drawn, marked)
-    mean = drawn * marked / total
-    spread = math.sqrt(mean * (total - marked) / total) + 1
-    low = max(lowest, math.floor(mean - _WIDTH * spread))
-    high = min(highest, math.ceil(mean + _WIDTH * spread))
-    values = np.arange(low, high + 1)
-    logs = _log_choose(marked, values) + _log_choose(total - marked, drawn - values)
-    probabilities = np.exp(logs - logs.max())
-    probabilities /= probabilities.sum()
-    likely = probabilities > 0  # after the division, in which the smallest underflow
-    return values[likely], probabilities[likely]
-
-
-def hypergeometric_tail(total: int, marked: int, drawn: int, observed: int) -> float:
-    """Return the probability that at least ``observed`` of those drawn are marked."""
-    values, probabilities = hypergeometric(total, marked, drawn)
-    return float(probabilities[values >= observed].sum())
-
-
-def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], observed: float, variance: float) -> float:
-    """Return an upper bound on the probability of a sum as extreme as ``observed`` (Chernoff 1952).
-
-    ``log_mgf`` is the logarithm of the mean of exp(slope x sum). Sums of counts take few values, so an exact
-    p-value would have to break ties at random; this bound does not.
-    """
-    if variance <= 0:
-        return 1.0
-    slopes = np.geomspace(min(0.05 / math.sqrt(variance), 1.0), _STEEPEST, _NUM_SLOPES)
-    lowest = min(_lowest(lambda slope: log_mgf(slope) - slope * observed, sign * slopes) for sign in (1, -1))
-    return min(1.0, 2 * math.exp(min(lowest, 0.0)))
-
-
-def _lowest(function: Callable[[FloatArray], FloatArray], points: FloatArray) -> float:
-    """Return about the smallest value of a convex function, and none that is too small."""
-    values = function(points)
-    best = int(np.argmin(values))
-    near = np.linspace(points[max(best - 1, 0)], points[min(best + 1, points.size - 1)], _NUM_NEAR)
-    return float(min(values[best], function(near).min()))
-
-
-def _log_choose(number: int, chosen: IntArray) -> FloatArray:
-    gammaln = special.gammaln
-    return np.asarray(gammaln(number + 1) - gammaln(chosen + 1) - gammaln(number - chosen + 1))

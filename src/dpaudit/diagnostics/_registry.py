@@ -1,7 +1,7 @@
 """The registry of findings: one declaration for each, beside the test that produces it.
 
-The order of findings, their likely causes, which of them follow from others, and ``docs/findings.md`` come from
-these declarations. :mod:`dpaudit.diagnostics._facts` declares what other packages find.
+The order of findings, their likely causes, what explains them, and the page ``docs/findings.md`` are made
+from these declarations. :mod:`dpaudit.diagnostics._facts` declares what other packages find.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -171,45 +171,18 @@ class SumRecord:
             )
         return CheckResults(certain=tuple(self._findings()), notes=self._notes(), not_covered=not_covered)
 
-    def _findings(self) -> list[Finding]:
-        total = self.num_steps
-        changed, left = self._differences[_CHANGED], self._differences[_LEFT]
-        found = []
-        if self._bypass.count:
-            found.append(
-                Finding.certain(
-                    "rows-drawn",
-                    f"No row was clipped in {self._bypass.count} of {total} steps, although the sum is not "
-                    f"zero: {self._bypass.sentence}.",
-                )
-            )
-        if left.count:
-            found.append(
-                Finding.certain(
-                    "sum-rebuilt",
-                    f"The sum is not reset before {left.count} of {total} steps: {left.sentence}.",
-                    left.size,
-                )
-            )
-        if changed.count:
-            found.append(
-                Finding.certain(
-                    "sum-rebuilt",
-                    f"The sum changes between clipping and noise in {changed.count} of {total} steps: "
-                    f"{changed.sentence}.",
-                    changed.size,
-                )
-            )
-        if self._norm.count:
-            found.append(
-                Finding.certain(
-                    "sum-norm",
-                    f"The sum is longer than its clipped rows allow in {self._norm.count} of {total} steps: "
-                    f"{self._norm.sentence}.",
-                    self._norm.size,
-                )
-            )
-        return found
+    def _findings(self) -> Iterator[Finding]:
+        faults = (
+            (self._bypass, "rows-drawn", "No row was clipped in {}, although the sum is not zero"),
+            (self._differences[_LEFT], "sum-rebuilt", "The sum is not reset before {}"),
+            (self._differences[_CHANGED], "sum-rebuilt", "The sum changes between clipping and noise in {}"),
+            (self._norm, "sum-norm", "The sum is longer than its clipped rows allow in {}"),
+        )
+        for worst, name, text in faults:
+            if worst.count:
+                how = text.format(f"{worst.count} of {self.num_steps} steps")
+                estimate = math.nan if worst is self._bypass else worst.size
+                yield Finding.certain(name, f"{how}: {worst.sentence}.", estimate)
 
     def _notes(self) -> tuple[str, ...]:
         if not self._shrunk.count:

@@ -15,16 +15,14 @@ import scipy
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._causes import ALSO_ABSENT
-from dpaudit.diagnostics._clipping_causes import CanaryBatch, clipping_cause, skipped_rows
+from dpaudit.diagnostics._clipping_causes import SKIPPED_ROWS, CanaryBatch, clipping_cause
 from dpaudit.diagnostics._data_tests import StepEnergies
-from dpaudit.diagnostics._p_values import Check, CheckResults
+from dpaudit.diagnostics._p_values import MAX_P_VALUE_OF_FINDING, Z_CERTAIN, Z_CLEAR, Check, CheckResults
 from dpaudit.diagnostics._registry import declare
 
 _ROUNDING = 1e-3  # in clipping norms
 _ROUNDINGS = 4.0  # rounding errors of a clipped canary, in units of the precision of gradients
-_SUSPICIOUS = 0.05  # p-value below which a cause is looked for
 _MISSING = 0.5  # of the expected length, below which canaries do not arrive
-_SURELY, _CLEARLY = 6.0, 4.5  # standard errors
 _LIMIT = 1.0  # clipping norms: more than this must never arrive
 _SHORTER = 1.0  # canaries below this length do not share a cell with the others
 _LONG = 10.0  # clipping norms, from which on it is clear whether a canary is clipped
@@ -47,7 +45,7 @@ declare(
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ArrivedCanaries:
+class CanaryScoreTable:
     """Labels of canaries, and the moments of their scores where they were present and absent."""
 
     shapes: IntArray
@@ -70,7 +68,7 @@ class ArrivedCanaries:
         shapes: IntArray,
         lengths: FloatArray,
         parameters: IntArray,
-    ) -> ArrivedCanaries:
+    ) -> CanaryScoreTable:
         """Sum the scores of canaries over steps in which they had the same directions."""
         where, absent = present * scores, ~present * scores
         return cls(
@@ -87,7 +85,7 @@ class ArrivedCanaries:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[ArrivedCanaries]) -> ArrivedCanaries:
+    def joined(cls, parts: Sequence[CanaryScoreTable]) -> CanaryScoreTable:
         """Return all canaries of several sets."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
@@ -160,7 +158,7 @@ class ArrivalCell:
     @property
     def has_shift(self) -> bool:
         """Whether absent canaries score too much as well, so that no clipping explains what arrived."""
-        is_sure = self.absent_mean * self.absent_count**0.5 > _SURELY * self.std
+        is_sure = self.absent_mean * self.absent_count**0.5 > Z_CERTAIN * self.std
         return is_sure and self.absent_mean > (self.mean - _LIMIT) / 2
 
     def sentence(self, shapes: Sequence[str], names: Sequence[str]) -> str:
@@ -186,7 +184,7 @@ _ADJECTIVES = {
 }
 
 
-def arrival_cells(found: ArrivedCanaries, std: float) -> list[ArrivalCell]:
+def arrival_cells(found: CanaryScoreTable, std: float) -> list[ArrivalCell]:
     """Return the cells: all, shape x length, length, shape, and shape x parameter, short canaries apart.
 
     ``std`` is the claimed standard deviation of a score; if the noise is larger, so is that of a cell.
@@ -215,7 +213,7 @@ def arrival_cells(found: ArrivedCanaries, std: float) -> list[ArrivalCell]:
 
 
 def _cell(
-    found: ArrivedCanaries,
+    found: CanaryScoreTable,
     chosen: BoolArray,
     std: float,
     *,
@@ -321,7 +319,7 @@ class StepArrivals:
         if np.count_nonzero(used) < _MIN_STEPS / _TAIL or np.ptp(self.rows[used]) == 0:
             return ""
         fit = scipy.stats.linregress(1 / np.maximum(self.rows[used], 1), self.means_alike[used])
-        if not fit.slope > _SURELY * fit.stderr or fit.slope < abs(fit.intercept):
+        if not fit.slope > Z_CERTAIN * fit.stderr or fit.slope < abs(fit.intercept):
             return ""
         return (
             "the more rows a batch has, the less arrives of each: is the sum divided by the number of "
@@ -330,7 +328,7 @@ class StepArrivals:
 
 
 def arrival_results(
-    found: ArrivedCanaries,
+    found: CanaryScoreTable,
     energies: StepEnergies,
     steps: StepArrivals | None,
     *,
@@ -359,12 +357,12 @@ def arrival_results(
         p_value = min(1.0, len(cells) * float(scipy.stats.norm.sf(_exceeding(worst, slack))))
         sentence = worst.sentence(shapes, names)
         cause = ""
-        if p_value <= _SUSPICIOUS and worst.has_shift:
+        if p_value <= MAX_P_VALUE_OF_FINDING and worst.has_shift:
             cause = (
                 f"{ALSO_ABSENT} {worst.absent_mean:.3g} clipping norms on average, too: is the mean "
                 "of the noise not zero, as of uniform numbers, or is something else added to the release?"
             )
-        elif p_value <= _SUSPICIOUS:
+        elif p_value <= MAX_P_VALUE_OF_FINDING:
             fitted = clipping_cause(found, batches(), std=error, names=names, is_vector=is_vector)
             rarely = _cause_of_skipping(found) if _is_rare(found) else ""
             cause = by_rows or rarely or fitted or _cause_of_skipping(found) or sentence.rstrip(".")
@@ -376,7 +374,7 @@ def arrival_results(
     return CheckResults(checks=tuple(checks), notes=tuple(notes))
 
 
-def _cause_of_skipping(found: ArrivedCanaries) -> str:
+def _cause_of_skipping(found: CanaryScoreTable) -> str:
     """Return the cause if the same share of canaries of all lengths arrives unclipped; empty if not.
 
     If the same rows are skipped in every step, no kind of clipping explains what arrived of each canary.
@@ -388,10 +386,10 @@ def _cause_of_skipping(found: ArrivedCanaries) -> str:
         shares.append((float(found.totals[chosen].sum()) / count - 1) / (float(length) - 1))
     if not shares or not 0 < max(shares) <= _ALL_SHARE or min(shares) < max(shares) / _ALIKE:
         return ""
-    return skipped_rows(float(np.mean(shares)))
+    return SKIPPED_ROWS.format(float(np.mean(shares)))
 
 
-def _is_rare(found: ArrivedCanaries) -> bool:
+def _is_rare(found: CanaryScoreTable) -> bool:
     """Return whether canaries arrive unclipped in few steps each, too few to fit a share to every cell."""
     length = found.lengths.max()
     totals, squares = found.totals / length, found.squares / length**2
@@ -411,7 +409,7 @@ def _missing(cells: Sequence[ArrivalCell], shapes: Sequence[str], names: Sequenc
     """Yield notes about canaries that do not arrive, which costs power but no privacy."""
     for cell in cells:
         error = cell.std / cell.count**0.5
-        if cell.mean + _SURELY * error < _MISSING * cell.expected:
+        if cell.mean + Z_CERTAIN * error < _MISSING * cell.expected:
             text = cell.sentence(shapes, names).partition(", more")[0]
             yield f"Not all canaries arrive: {text}, less than the {cell.expected:g} expected."
 
@@ -422,8 +420,8 @@ def _lengthened(cells: Sequence[ArrivalCell], shapes: Sequence[str], names: Sequ
     Automatic clipping does that on purpose: it divides each gradient by its norm, whatever it is.
     """
     for cell in cells:
-        is_longer = cell.above(cell.expected * (1 + _ROUNDING)) > _CLEARLY
-        if round(cell.expected, 6) < _SHORTER and is_longer and cell.z < _SURELY:
+        is_longer = cell.above(cell.expected * (1 + _ROUNDING)) > Z_CLEAR
+        if round(cell.expected, 6) < _SHORTER and is_longer and cell.z < Z_CERTAIN:
             text = cell.sentence(shapes, names).partition(", more")[0]
             yield (
                 f"Short gradients are scaled up: {text}, instead of {cell.expected:g}. As long as no more "

@@ -10,7 +10,7 @@ from scipy import stats
 
 from dpaudit.canaries import Directions, Draws, Mixture, ParameterLayout
 from dpaudit.diagnostics import Check, CheckResults, ClaimedStep, Diagnosis
-from dpaudit.diagnostics._arrival import ArrivedCanaries, arrival_cells
+from dpaudit.diagnostics._clipping_checks import CanaryScoreTable, arrival_cells
 from dpaudit.diagnostics._data_tests import StepEnergies
 from dpaudit.recording import ObservedCanaries
 from dpaudit.recording._score_log import ScoreLog
@@ -186,7 +186,7 @@ def test_noise_in_a_single_step_has_a_spread() -> None:
         present[0] = False
         scores = present * (1 + 1e-9 * rng.standard_normal((50, 16)))
         scores[0] = rng.standard_normal(16)
-        found = ArrivedCanaries.of(
+        found = CanaryScoreTable.of(
             scores,
             present,
             shapes=np.zeros(16, dtype=np.int64),
@@ -198,7 +198,7 @@ def test_noise_in_a_single_step_has_a_spread() -> None:
 
 def test_a_slightly_larger_norm_is_most_certain_in_all_long_canaries_together() -> None:
     present = np.random.default_rng(0).random((40, 6)) < 0.5
-    found = ArrivedCanaries.of(
+    found = CanaryScoreTable.of(
         1.1 * present,
         present,
         shapes=np.array([0, 0, 0, 1, 1, 1]),
