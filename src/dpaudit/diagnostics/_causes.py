@@ -11,10 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dpaudit.diagnostics._registry import in_group, kind_of, root_findings
 
 NO_NOISE = 1e-3  # fraction of the claim below which noise counts as absent
-_NO_SIGNAL = 1e-5  # fraction of the clipping norm
 _RATIO_TOLERANCE = 0.02  # relative error of a noise ratio that is given without an interval
 _SIGNAL_TOLERANCE = 0.1
-_WIDE = 1.1  # ratio of the ends of an interval that is wide enough to fit some number of workers
 _WORKERS = (*range(2, 13), 16, 20, 24, 32, 48, 64, 128)
 _JOINT_CLIP = "is the mean or the sum of the batch clipped instead of each gradient?"
 
@@ -85,7 +83,8 @@ def _noise_causes(ratio: float, low: float, high: float, settings: Iterable[tupl
     if low <= 1 <= high:
         return []
     text = f"the noise is {ratio:.3g} of the claimed level"
-    is_wide = high > _WIDE * low
+    wide = 1.1  # ratio of the ends of an interval that is wide enough to fit some number of workers
+    is_wide = high > wide * low
     # an interval from many observations is narrow, and the numbers of a training run are rounded
     low, high = min(low, ratio * (1 - _RATIO_TOLERANCE / 4)), max(high, ratio * (1 + _RATIO_TOLERANCE / 4))
     # a ratio that this run's parameters explain is likelier than a number of workers that happens to fit
@@ -178,7 +177,8 @@ def _large_signal_causes(signal: float) -> list[str]:
 
 def _small_signal_causes(signal: float) -> list[str]:
     """Return causes of a signal that is too small: not a leak, but it may hide one."""
-    if signal < _NO_SIGNAL:
+    no_signal = 1e-5  # fraction of the clipping norm
+    if signal < no_signal:
         return ["the canary does not reach the release: are examples dropped, or is another batch released?"]
     strength = f"the canary reaches the release at {signal:.3g} times the clipping norm"
     if signal <= 0.5:

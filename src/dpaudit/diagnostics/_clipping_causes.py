@@ -20,10 +20,8 @@ from dpaudit._types import BoolArray, FloatArray, IntArray
 if TYPE_CHECKING:
     from dpaudit.diagnostics._clipping_checks import CanaryScoreTable
 
-_TOLERANCE = 0.1  # relative, of a prediction
 _MAX_PARAMETERS = 300  # each of which may be left out
 _MAX_NAMED = 4  # parameters that a sentence lists
-_CONTINUOUS = 20  # numbers of a grid from which on numbers in between are tried
 _TINY = 1e-30
 _ALL = "is it computed over all parameters?"
 
@@ -112,7 +110,8 @@ class _Fit:
         deviation, place = min(
             (self.deviation(candidate, number), place) for place, number in enumerate(grid)
         )
-        if grid.size < _CONTINUOUS:
+        continuous = 20  # numbers of a grid from which on numbers in between are tried
+        if grid.size < continuous:
             return deviation, float(grid[place])
         between = np.geomspace(grid[max(place - 1, 0)], grid[min(place + 1, grid.size - 1)], 9)
         return min((self.deviation(candidate, number), float(number)) for number in between)
@@ -123,7 +122,8 @@ class _Fit:
             arriving = [batch.arriving(candidate.factor, number) for batch in self._batches]
         fitted = self._weights @ np.concatenate(arriving) / self._counts
         # the larger of both, so that neither a small nor a large prediction is preferred
-        variance = self._variance + (_TOLERANCE * np.maximum(np.abs(fitted), np.abs(self._means))) ** 2
+        tolerance = 0.1  # relative, of a prediction
+        variance = self._variance + (tolerance * np.maximum(np.abs(fitted), np.abs(self._means))) ** 2
         # no single cell decides
         return float(np.minimum((self._means - fitted) ** 2 / variance, 25.0).mean())
 
@@ -273,11 +273,11 @@ def _parameters(names: Sequence[str], is_vector: BoolArray) -> Iterator[Candidat
         )
         yield Candidate(
             f"the clipping norm is that of {name} alone: {_ALL}",
-            lambda batch, _, number=number: _limit(batch.norms(batch.parameters == number)),
+            _only(number),
         )
         yield Candidate(
             f"{name} is not clipped, but other parameters are",
-            lambda batch, _, number=number: np.where(batch.parameters == number, 1.0, _limit(batch.norms())),
+            _sparing(number),
         )
     groups = defaultdict(list)
     for number, name in enumerate(names[:_MAX_PARAMETERS]):
@@ -304,6 +304,14 @@ def _leaving_out(*numbers: int, is_partial: bool = False) -> Factor:
         return share * without + (1 - share) * _limit(batch.norms()) if is_partial else without
 
     return factor
+
+
+def _only(number: int) -> Factor:
+    return lambda batch, _: _limit(batch.norms(batch.parameters == number))
+
+
+def _sparing(number: int) -> Factor:
+    return lambda batch, _: np.where(batch.parameters == number, 1.0, _limit(batch.norms()))
 
 
 def _mixture(scores: CanaryScoreTable) -> Candidate:

@@ -34,12 +34,7 @@ SingleArray: TypeAlias = npt.NDArray[np.float32]
 
 MAX_LAG = 16  # largest distance of two steps that are compared
 _FFT_ROWS, _FREQUENCIES = 256, 128  # that are transformed or multiplied together
-_FFT_ERROR = 4.0  # of a sum, in signs
-_LOG_EVIDENCE = 14.0  # at which the test of all products is most sensitive: a p-value of 1e-6
 _SHARES = (2.0, 1.0, 0.5, 1 / 16, 1 / 256)  # of the most sensitive slope
-_MAX_SLOPE = 0.2
-_ROUNDING = 1e-6  # of a bound on the evidence, which is computed in another order
-_USUAL = 0.5  # of the mean excess, above which steps at most distances share directions
 SAME_NOISE = 0.95  # correlation above which noise counts as the same, if its norm is the same as well
 
 
@@ -66,11 +61,11 @@ def repeated_noise(record: NoiseRecord) -> Check | None:
     """Test the pair of steps whose signs agree, or differ, most often: binomial."""
     if min(record.rows.shape) < 2:
         return None
-    parts = [(record.rows, record.signs, record.steps)]
+    blocks = [(record.rows, record.signs, record.steps)]
     if len(record.few_steps) > len(record.rows):  # noise that is equal needs few coordinates
         few = record.few_rows
-        parts.append((few, sure_single_signs(few, record.resolution), record.few_steps))
-    return min((_repeated(*part, len(parts)) for part in parts), key=lambda found: found.p_value)
+        blocks.append((few, sure_single_signs(few, record.resolution), record.few_steps))
+    return min((_repeated(*block, len(blocks)) for block in blocks), key=lambda found: found.p_value)
 
 
 def _repeated(rows: SingleArray, signs: SingleArray, steps: IntArray, num_tests: int) -> Check:
@@ -181,12 +176,15 @@ def shifted_noise(record: NoiseRecord) -> Check | None:
     width = signs.shape[1]
     if width < 2:
         return None
-    unsure = _FFT_ERROR + 2.0 * np.count_nonzero(signs == 0)  # each number is in at most two pairs
+    fft_error = 4.0  # of a sum, in signs
+    unsure = fft_error + 2.0 * np.count_nonzero(signs == 0)  # each number is in at most two pairs
     best, num_tests = _Offset(math.inf, 0, 0, 0.0, 1), 0
     for lag, sums, num_rows in _products(signs, segments(steps)):
         for offsets, values, counts in _offsets(sums, lag, width, num_rows):
             num_tests += values.size
-            best = min(best, _most_extreme(values, counts, unsure, lag, offsets), key=lambda one: one.bound)
+            best = min(
+                best, _most_extreme(values, counts, unsure, lag, offsets), key=lambda offset: offset.bound
+            )
     if num_tests == 0:
         return None
     estimate = float(sign_correlation((best.count + best.value) / 2, (best.count - best.value) / 2))
@@ -217,13 +215,13 @@ class _Offset:
         return " in consecutive steps" if self.lag == 1 else f" in steps {self.lag} apart"
 
 
-def _products(signs: SingleArray, parts: list[slice]) -> Iterator[tuple[int, FloatArray, int]]:
+def _products(signs: SingleArray, runs: list[slice]) -> Iterator[tuple[int, FloatArray, int]]:
     """Yield the sums of products of signs at every offset, for each distance of steps."""
     width = signs.shape[1]
     length = fft.next_fast_len(2 * width, real=True)
-    totals = np.sum([_cross_spectra(signs[part], length) for part in parts], axis=0)
+    totals = np.sum([_cross_spectra(signs[run], length) for run in runs], axis=0)
     for lag, total in enumerate(totals):
-        num_rows = sum(max(0, part.stop - part.start - lag) for part in parts)
+        num_rows = sum(max(0, run.stop - run.start - lag) for run in runs)
         if num_rows:
             sums = np.rint(fft.irfft(total, length))
             # offsets -(width - 1) to width - 1
@@ -241,16 +239,16 @@ def _cross_spectra(signs: SingleArray, length: int) -> npt.NDArray[np.complex128
     for start in range(0, len(signs), _FFT_ROWS):
         block = signs[start : start + _FFT_ROWS]
         spectra[:, start : start + len(block)] = fft.rfft(block, length, axis=1).T
-    found = np.zeros((MAX_LAG + 1, len(spectra)), dtype=np.complex128)
+    totals = np.zeros((MAX_LAG + 1, len(spectra)), dtype=np.complex128)
     for start in range(0, len(spectra), _FREQUENCIES):
-        part = slice(start, start + _FREQUENCIES)
-        later = spectra[part].reshape(-1, num_blocks, MAX_LAG)
+        chosen = slice(start, start + _FREQUENCIES)
+        later = spectra[chosen].reshape(-1, num_blocks, MAX_LAG)
         earlier = later.conj().transpose(0, 2, 1)
         same, following = earlier @ later, earlier[:, :, :-1] @ later[:, 1:]
         for lag in range(MAX_LAG + 1):
-            found[lag, part] = np.trace(same, lag, axis1=1, axis2=2, dtype=np.complex128)
-            found[lag, part] += np.trace(following, lag - MAX_LAG, axis1=1, axis2=2, dtype=np.complex128)
-    return found
+            totals[lag, chosen] = np.trace(same, lag, axis1=1, axis2=2, dtype=np.complex128)
+            totals[lag, chosen] += np.trace(following, lag - MAX_LAG, axis1=1, axis2=2, dtype=np.complex128)
+    return totals
 
 
 def _offsets(
@@ -303,11 +301,14 @@ def low_rank_noise(record: NoiseRecord) -> Check | None:
     squares = width * np.tril(gram, -1) ** 2
     num_pairs = num_rows * (num_rows - 1) / 2
     variance = num_pairs * (1 + 2 * num_rows / (3 * width))
-    best_slope = min(_MAX_SLOPE, math.sqrt(_LOG_EVIDENCE / variance))
+    log_evidence = 14.0  # at which the test of all products is most sensitive: a p-value of 1e-6
+    max_slope = 0.2
+    best_slope = min(max_slope, math.sqrt(log_evidence / variance))
     total = float(squares.sum())
     slopes = [best_slope * share for share in _SHARES]
     log_mean = _log_mean(_most_log_evidence(gram, total, slopes))
-    if log_mean > -_ROUNDING:  # otherwise, the p-value is 1 without any decomposition
+    rounding = 1e-6  # of a bound on the evidence, which is computed in another order
+    if log_mean > -rounding:  # otherwise, the p-value is 1 without any decomposition
         log_mean = _log_mean([_log_evidence(gram, total, slope) for slope in slopes])
     share = total / num_pairs
     return Check(
@@ -327,7 +328,8 @@ def _cause_of_lag(squares: FloatArray, share: float) -> str:
     """
     excess = np.array([float(np.sum(np.diagonal(squares, -lag) - 1)) for lag in range(1, len(squares))])
     counts = np.arange(len(squares) - 1, 0, -1)
-    if float(np.median(excess / counts)) > _USUAL * (share - 1):
+    usual = 0.5  # of the mean excess, above which steps at most distances share directions
+    if float(np.median(excess / counts)) > usual * (share - 1):
         return ""
     lag = int(np.argmax(excess)) + 1
     return (

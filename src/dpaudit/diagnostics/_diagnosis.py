@@ -23,8 +23,6 @@ from dpaudit.errors import FindingError
 _SHARE_OF_TESTS = 0.2  # share of the error rate for the tests; the rest is for the bound
 _MOST_CAUSES = 4  # more of them do not help
 _SHARED = 16.0  # squared sums over a leaf are never this many times too large because of repeated noise
-_SAME = 0.95  # correlation above which noise counts as repeated, not merely correlated
-_WEAK = 0.1  # correlation below which noise of low rank is a likelier cause
 _SCATTER = 1.5  # by accident, the least noise of a coordinate is below that of its leaf, but not by more
 
 
@@ -216,8 +214,10 @@ def _by_certainty(finding: Finding) -> tuple[float, float, float]:
     if finding.name in {"step-noise", "leaf-noise", "coordinate-noise"}:
         scatter = _SCATTER if finding.name == "coordinate-noise" else 1.0
         least = scatter * max(finding.estimate, NO_NOISE)
-    is_merely_correlated = finding.name == "repeated-noise" and size < _SAME
-    is_weak = finding.name in {"step-correlation", "shifted-noise"} and size < _WEAK
+    same = 0.95  # correlation above which noise counts as repeated, not merely correlated
+    is_merely_correlated = finding.name == "repeated-noise" and size < same
+    weak = 0.1  # correlation below which noise of low rank is a likelier cause
+    is_weak = finding.name in {"step-correlation", "shifted-noise"} and size < weak
     if is_merely_correlated or is_weak:
         rank = kind_of("low-rank-noise").rank + 0.5
     if finding.name == "coordinate-correlation" and finding.estimate > _SHARED:

@@ -28,18 +28,11 @@ from dpaudit.diagnostics._p_values import Check, bonferroni, chi_square_cdf, uni
 from dpaudit.diagnostics._registry import declare
 
 _MAX_RATIOS = 2**17  # number of cross ratios that are tested
-# Largest effect of rounding on the distribution of cross ratios, in units of the resolution: 4.1 if each of
-# the four numbers is rounded in the worst direction (simulated).
-_RATIO_TOLERANCE = 5.0
 _SHORT_TAIL_LEVELS = np.arange(1.0, 5.0, 0.5)  # thresholds beyond which there may be too few numbers
 # Thresholds beyond which there may be too many: beyond sqrt(3), dividing by a standard deviation of the same
 # numbers makes large numbers rarer than those of a normal distribution.
 _LONG_TAIL_LEVELS = np.arange(2.0, 5.0, 0.5)
-_MIN_SIZE = 8  # steps and coordinates that are needed for scales
-_MAX_LEAVES = 64  # that are tested alone
-_LEAST = 1e-9  # smaller probabilities of a pair may be rounding errors
 _ALL_STEPS = "all steps"
-_OVER_TIME = "is the noise of earlier steps subtracted again, or is it stratified over the steps?"
 
 
 declare(
@@ -68,9 +61,12 @@ def noise_shape(record: NoiseRecord) -> Check | None:
     levels = cross_ratio_cdf(ratios)
     mean = float(levels.mean()) if levels.size else 0.5
     tails = "longer" if mean > 0.5 else "shorter"
+    # Largest effect of rounding on the distribution of cross ratios, in units of the resolution: 4.1 if each
+    # of the four numbers is rounded in the worst direction (simulated).
+    ratio_tolerance = 5.0
     return Check(
         name="noise-shape",
-        p_value=uniform_p_value(levels, _RATIO_TOLERANCE * record.resolution),
+        p_value=uniform_p_value(levels, ratio_tolerance * record.resolution),
         sentence=f"The noise is not normal: its tails are {tails} than those of normal noise.",
         estimate=mean,
     )
@@ -126,18 +122,18 @@ def missing_tail(record: NoiseRecord) -> Check | None:
     tested and their sum, which has a gamma distribution. Where the noise of the whole run is below
     the claim, numbers are compared with that smaller noise, because the amount has a test of its own.
     """
-    found = np.asarray([pair for pair in record.largest if pair[1] > 0])
-    if found.size == 0 or record.energy == 0:
+    maxima = np.asarray([pair for pair in record.largest if pair[1] > 0])
+    if maxima.size == 0 or record.energy == 0:
         return None
-    largest = (found[:, 0] + record.resolution) / _scale(record)
-    waits = -found[:, 1] * np.log1p(-2 * scipy.stats.norm.sf(largest))
+    largest = (maxima[:, 0] + record.resolution) / _scale(record)
+    waits = -maxima[:, 1] * np.log1p(-2 * scipy.stats.norm.sf(largest))
     p_total = float(scipy.stats.gamma.sf(waits.sum(), len(waits)))
     p_values = math.exp(-len(waits) * float(waits.min())), p_total
-    top = float(found[:, 0].max())
+    top = float(maxima[:, 0].max())
     return Check(
         name="missing-tail",
         p_value=bonferroni(min(p_values), len(p_values)),
-        sentence=f"The noise has no tails: the largest of {int(found[:, 1].sum()):,} numbers is {top:.3g} "
+        sentence=f"The noise has no tails: the largest of {int(maxima[:, 1].sum()):,} numbers is {top:.3g} "
         "claimed standard deviations.",
         estimate=top,
     )
@@ -162,7 +158,8 @@ def noise_tails(record: NoiseRecord) -> Check | None:
     Too few are counted in claimed standard deviations, or in those of the whole run if they are smaller.
     """
     rows = record.rows
-    if min(rows.shape) < _MIN_SIZE or record.energy == 0:
+    min_size = 8  # steps and coordinates that are needed for scales
+    if min(rows.shape) < min_size or record.energy == 0:
         return None
     few = _beyond(rows, _SHORT_TAIL_LEVELS)
     expected = 2 * scipy.stats.norm.sf((_SHORT_TAIL_LEVELS + record.resolution) / _scale(record))
@@ -197,11 +194,11 @@ def _scale(record: NoiseRecord) -> float:
 
 def _beyond(rows: ScoreArray, thresholds: FloatArray) -> FloatArray:
     """Return how many absolute values are above each of the thresholds, which increase."""
-    values, found = np.abs(rows).ravel(), []
+    values, counts = np.abs(rows).ravel(), []
     for threshold in thresholds:
         values = values[values > threshold]
-        found.append(float(values.size))
-    return np.asarray(found)
+        counts.append(float(values.size))
+    return np.asarray(counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +240,7 @@ def balanced_steps(record: NoiseRecord) -> Check | None:
 
 
 def _balanced(record: NoiseRecord, views: Iterable[_View]) -> Check | None:
-    found = []
+    results = []
     for view in views:
         level = min(1.0, float(view.energies.sum()) / (view.width * view.energies.size))
         if level == 0:
@@ -252,17 +249,18 @@ def _balanced(record: NoiseRecord, views: Iterable[_View]) -> Check | None:
         total = float((largest * largest).sum()) / view.width
         p_value = chi_square_cdf(total / level, view.sums.size)
         share = float((view.sums * view.sums).sum()) / view.width / view.sums.size
-        found.append((p_value, share, view.name))
-    if not found:
+        results.append((p_value, share, view.name))
+    if not results:
         return None
-    p_value, share, name = min(found)
+    p_value, share, name = min(results)
+    over_time = "is the noise of earlier steps subtracted again, or is it stratified over the steps?"
     return Check(
         name="balanced-noise",
-        p_value=bonferroni(p_value, len(found)),
+        p_value=bonferroni(p_value, len(results)),
         sentence=f"Noise adds up to too little: squared sums over {name} are {share:.3g} times those of "
         "independent noise.",
         estimate=share,
-        cause=_OVER_TIME if name == _ALL_STEPS else "",
+        cause=over_time if name == _ALL_STEPS else "",
     )
 
 
@@ -286,18 +284,18 @@ def constant_norm(record: NoiseRecord) -> Check | None:
     most often if that number is zero, as for equal scales: the probability that the F variable is at least as
     close is a p-value, whatever the scales, and Fisher's method joins those of all pairs.
     """
-    found = []
+    results = []
     for view in _views(record):
         p_values = _alike(view.energies, view.width, record.resolution)
         if p_values.size:
             fisher = float(special.gammaincc(p_values.size, -np.log(p_values).sum()))
-            found.append((fisher, _relative_spread(view), view.name))
-    if not found:
+            results.append((fisher, _relative_spread(view), view.name))
+    if not results:
         return None
-    p_value, spread, name = min(found)
+    p_value, spread, name = min(results)
     return Check(
         name="constant-norm",
-        p_value=bonferroni(p_value, len(found)),
+        p_value=bonferroni(p_value, len(results)),
         sentence=f"Noise has almost the same norm again and again: energies over {name} vary "
         f"{spread:.3g} times as much as those of normal noise.",
         estimate=spread,
@@ -312,7 +310,8 @@ def _alike(energies: FloatArray, width: int, resolution: float) -> FloatArray:
     is_sure = small > 0
     share = small[is_sure] ** 2 / (small[is_sure] ** 2 + large[is_sure] ** 2)
     close: FloatArray = np.ones(len(norms))
-    close[is_sure] = np.maximum(1 - 2 * special.betainc(width / 2, width / 2, share), _LEAST)
+    least = 1e-9  # smaller probabilities of a pair may be rounding errors
+    close[is_sure] = np.maximum(1 - 2 * special.betainc(width / 2, width / 2, share), least)
     return close
 
 
@@ -339,11 +338,12 @@ def _all_views(record: NoiseRecord) -> Iterator[_View]:
         starts = (np.cumsum(sizes) - sizes)[used]
         leaves = _of_leaves(rows, starts), _of_leaves(squares, starts)
         large = [number for number in range(used.size) if sizes[used[number]] > 1]
-        for number in sorted(large, key=lambda one: -sizes[used[one]])[:_MAX_LEAVES]:
+        max_leaves = 64  # that are tested alone
+        for number in sorted(large, key=lambda leaf: -sizes[used[leaf]])[:max_leaves]:
             name, width = record.layout.names[used[number]], int(sizes[used[number]])
             yield _View(f"leaf {name}", width, leaves[0][:, number], leaves[1][:, number])
     if len(rows) > 1:
-        totals = (part.sum(axis=0, dtype=np.float64) for part in (rows, squares))
+        totals = (values.sum(axis=0, dtype=np.float64) for values in (rows, squares))
         yield _View(_ALL_STEPS, len(rows), *totals)
 
 

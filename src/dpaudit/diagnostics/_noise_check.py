@@ -18,7 +18,6 @@ from dpaudit.diagnostics._public_parts import discount_weight_decay, drift_note,
 from dpaudit.diagnostics._step import ClaimedStep, NoiseMaximum, ObservedStep, missing_fields
 from dpaudit.errors import InputError
 
-CHUNK_STEPS = 64  # steps that are processed together
 _NEEDED = ("total", "weights", "sum_norm", "num_rows", "max_row_norm")
 
 
@@ -46,7 +45,8 @@ class NoiseCheck:
         if step.noise is None:
             return
         self._pending.append(step)
-        if len(self._pending) == CHUNK_STEPS or self._log.num_steps == 0:
+        chunk_steps = 64  # steps that are processed together
+        if len(self._pending) == chunk_steps or self._log.num_steps == 0:
             self.flush()
 
     def flush(self) -> None:

@@ -46,15 +46,6 @@ from dpaudit.diagnostics._p_values import (
 )
 from dpaudit.diagnostics._registry import declare
 
-_SURE_P_VALUE = 1e-6  # corrected p-value below which a part counts as lacking noise
-_SOME_NOISE = 0.1  # of the claim: a step with less may have none
-_VARYING = (
-    "is the standard deviation of the noise computed from the batch, or changed from step to step in another "
-    "way?"
-)
-_MIN_TREND = 30  # steps
-_TREND = 0.05  # smallest relative change of the noise between the first and the last tenth of the steps
-_STEADY = 0.5  # smallest rank correlation of noise and time
 _SHIFTS = 0.02, 10.0  # means of the noise that are a cause
 
 
@@ -62,8 +53,8 @@ def noise_checks(record: NoiseRecord, confidence: float) -> list[Check]:
     """Run all tests for which there are enough steps, leaves and coordinates."""
     if record.num_steps == 0:
         return []
-    found = [noise_variance(record, confidence), *(test(record) for test in NOISE_TESTS)]
-    return [check for check in found if check is not None]
+    checks = [noise_variance(record, confidence), *(test(record) for test in NOISE_TESTS)]
+    return [check for check in checks if check is not None]
 
 
 def noise_amount(record: NoiseRecord, confidence: float) -> Amount:
@@ -89,12 +80,12 @@ declare(
 
 def noise_variance(record: NoiseRecord, confidence: float) -> Check:
     """Test the sum of all squares, which is chi-square distributed if the noise is as claimed."""
-    found = noise_amount(record, confidence)
+    amount = noise_amount(record, confidence)
     return Check(
         name="noise-variance",
         p_value=float(claim_p_value(record.energy, record.count, record.resolution)),
-        sentence="There is no noise at all." if found.high == 0 else f"The noise is {found}.",
-        estimate=found.ratio,
+        sentence="There is no noise at all." if amount.high == 0 else f"The noise is {amount}.",
+        estimate=amount.ratio,
         cause=_trend(record),
     )
 
@@ -116,8 +107,13 @@ def step_noise(record: NoiseRecord) -> Check | None:
     energies, size = np.asarray(record.step_energies), record.energies.size
 
     def cause(step: int) -> str:
-        has_noise = energies[step] > _SOME_NOISE**2 * size
-        return _trend(record) or (_VARYING if has_noise else "")
+        some_noise = 0.1  # of the claim: a step with less may have none
+        has_noise = energies[step] > some_noise**2 * size
+        varying = (
+            "is the standard deviation of the noise computed from the batch, or changed from step to step in "
+            "another way?"
+        )
+        return _trend(record) or (varying if has_noise else "")
 
     return _least(record, "step-noise", energies, size, str, cause=cause)
 
@@ -127,11 +123,14 @@ def _trend(record: NoiseRecord) -> str:
     energies = np.asarray(record.step_energies)
     size = max(energies.size // 10, 3)
     ends = energies[:size], energies[-size:]
-    first, last = (float(np.sqrt(part.mean() / record.energies.size)) for part in ends)
-    if energies.size < _MIN_TREND or min(first, last) == 0 or abs(last - first) < _TREND * max(first, last):
+    first, last = (float(np.sqrt(end.mean() / record.energies.size)) for end in ends)
+    min_trend = 30  # steps
+    trend = 0.05  # smallest relative change of the noise between the first and the last tenth of the steps
+    if energies.size < min_trend or min(first, last) == 0 or abs(last - first) < trend * max(first, last):
         return ""
     order = scipy.stats.spearmanr(np.arange(energies.size), energies)
-    if abs(order.statistic) < _STEADY:  # single steps, or some of them, lack noise
+    steady = 0.5  # smallest rank correlation of noise and time
+    if abs(order.statistic) < steady:  # single steps, or some of them, lack noise
         return ""
     change = "shrinks" if last < first else "grows"
     return (
@@ -217,7 +216,8 @@ def _least(
 
 def _others(unit: str, p_values: FloatArray) -> str:
     """Return how many steps, leaves or coordinates have too little noise, as the end of a sentence."""
-    count = int(np.count_nonzero(p_values * p_values.size <= _SURE_P_VALUE))
+    sure_p_value = 1e-6  # corrected p-value below which a part counts as lacking noise
+    count = int(np.count_nonzero(p_values * p_values.size <= sure_p_value))
     units = "leaves" if unit == "leaf" else f"{unit}s"
     return f"; {count} of {p_values.size} {units} have too little noise" if count > 1 else ""
 
@@ -248,16 +248,16 @@ def lagged_correlation(record: NoiseRecord) -> Check | None:
     num_lags = min(MAX_LAG, record.num_steps - 1)
     if num_lags < 1:
         return None
-    parts = [record.signs[part] for part in segments(record.steps)]
-    parts_sure = [part != 0 for part in parts]
-    found = []
+    runs = [record.signs[run] for run in segments(record.steps)]
+    sure_runs = [run != 0 for run in runs]
+    results = []
     for lag in range(1, num_lags + 1):
-        total = sum(float(np.vdot(part[:-lag], part[lag:])) for part in parts)
-        sure = sum(float(np.count_nonzero(part[:-lag] & part[lag:])) for part in parts_sure)
+        total = sum(float(np.vdot(run[:-lag], run[lag:])) for run in runs)
+        sure = sum(float(np.count_nonzero(run[:-lag] & run[lag:])) for run in sure_runs)
         counts = (sure + total) / 2, (sure - total) / 2
-        size = sum(part[lag:].size for part in parts)
-        found.append((float(sign_p_value(*counts, size)), lag, float(sign_correlation(*counts))))
-    p_value, lag, estimate = min(found)
+        size = sum(run[lag:].size for run in runs)
+        results.append((float(sign_p_value(*counts, size)), lag, float(sign_correlation(*counts))))
+    p_value, lag, estimate = min(results)
     apart = "consecutive steps" if lag == 1 else f"steps {lag} apart"
     return Check(
         name="step-correlation",
@@ -293,7 +293,7 @@ def leaf_correlation(record: NoiseRecord) -> Check | None:
     numbers = record.num_signed * np.minimum.outer(widths, widths)[upper]
     p_values, correlations = sign_p_value(agreeing, differing, numbers), sign_correlation(agreeing, differing)
     best = int(np.argmin(p_values))
-    one, other = (layout.names[layout.compared[leaf[best]]] for leaf in upper)
+    first, second = (layout.names[layout.compared[leaf[best]]] for leaf in upper)
     pairs = int(np.count_nonzero(np.abs(correlations) > SAME_NOISE))
     others = (
         f"; {pairs} of {numbers.size} pairs of leaves are almost perfectly correlated" if pairs > 1 else ""
@@ -301,7 +301,7 @@ def leaf_correlation(record: NoiseRecord) -> Check | None:
     return Check(
         name="leaf-correlation",
         p_value=bonferroni(p_values[best], numbers.size),
-        sentence=f"The noise of leaves {one} and {other} has a correlation of "
+        sentence=f"The noise of leaves {first} and {second} has a correlation of "
         f"{correlations[best]:.2g}{others}.",
         estimate=float(correlations[best]),
     )

@@ -271,8 +271,8 @@ def pairwise_products(
     """
     for start in range(0, len(rows), _BLOCK):
         block = np.arange(start, min(start + _BLOCK, len(rows)))
-        found = rows[block] @ rows[: block[-1] + 1].T
-        yield block, found, np.arange(found.shape[1]) < block[:, None]
+        products = rows[block] @ rows[: block[-1] + 1].T
+        yield block, products, np.arange(products.shape[1]) < block[:, None]
 
 
 class HeadTailBuffer:

@@ -34,17 +34,11 @@ from dpaudit.diagnostics._p_values import (
 from dpaudit.diagnostics._registry import declare
 from dpaudit.errors import InputError
 
-_RECOGNIZED = 40  # examples of a batch on average, which no other batch shares by accident
 _WATCHED = 1024  # examples whose presence is kept for every step
-_MAX_PAIRS = 2**15  # pairs of counts that are compared
 _CANDIDATES = 32  # pairs of batches per block whose p-values are computed
-_TOGETHER = "are examples drawn together, in groups, or is the rate changed between steps?"
 
 CUT = "are large batches cut to a size? Whether an example is used then depends on the others."
-_SKIPPED = "are empty or small batches skipped, or filled up?"
-_SAME_BATCH = (
-    "is the sampler reseeded in every epoch, the data never shuffled, or a batch used several times?"
-)
+"""The cause if no batch is larger than a certain size."""
 
 
 class ParticipationRecord:
@@ -166,8 +160,8 @@ class ParticipationRecord:
 
 def _packed(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state of presences as bits, also from version 0.2, where they were booleans."""
-    parts = {name: np.asarray(state[name]) for name in ("head", "tail")}
-    bits = {name: np.packbits(rows, axis=-1) for name, rows in parts.items() if rows.dtype == np.bool_}
+    ends = {name: np.asarray(state[name]) for name in ("head", "tail")}
+    bits = {name: np.packbits(rows, axis=-1) for name, rows in ends.items() if rows.dtype == np.bool_}
     return {**state, **bits}
 
 
@@ -187,19 +181,19 @@ def participation_checks(record: ParticipationRecord, claimed: float | None) -> 
     """Run all tests for which the record and the claimed rate suffice."""
     if record.num_steps == 0:
         return []
-    found: list[Check | None] = [_with_limits(batch_sizes(record), record)]
+    checks: list[Check | None] = [_with_limits(batch_sizes(record), record)]
     if claimed is not None:
-        found.append(sample_rate(record, claimed))
+        checks.append(sample_rate(record, claimed))
     if record.has_members:
-        found += [
+        checks += [
             participation_counts(record),
             batch_overlap(record),
             repeated_batches(record),
             duplicate_examples(record),
         ]
         if claimed is not None:
-            found.append(favoured_example(record, claimed))
-    return [check for check in found if check is not None]
+            checks.append(favoured_example(record, claimed))
+    return [check for check in checks if check is not None]
 
 
 declare(
@@ -215,8 +209,12 @@ declare(
 
 def batch_sizes(record: ParticipationRecord) -> Check | None:
     """Test how much batch sizes vary: fixed ones do not at all, those of groups too much."""
-    found = _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
-    return found if found is None or found.estimate <= 1 else replace(found, cause=_TOGETHER)
+    check = _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
+    if check is None or check.estimate <= 1:
+        return check
+    return replace(
+        check, cause="are examples drawn together, in groups, or is the rate changed between steps?"
+    )
 
 
 def _with_limits(spread: Check | None, record: ParticipationRecord) -> Check | None:
@@ -236,7 +234,9 @@ def _with_limits(spread: Check | None, record: ParticipationRecord) -> Check | N
     joint = min(1.0, 2 * min(spread.p_value, 2 * below, 2 * above))
     if spread.p_value <= max(2 * min(below, above), SMALLEST_P_VALUE):  # the spread explains it
         return replace(spread, p_value=joint)
-    limit, word, cause = (high, "more", CUT) if below <= above else (low, "fewer", _SKIPPED)
+    limit, word, cause = low, "fewer", "are empty or small batches skipped, or filled up?"
+    if below <= above:
+        limit, word, cause = high, "more", CUT
     count = record.sizes.count(limit)
     return Check(
         name=spread.name,
@@ -268,7 +268,8 @@ def participation_counts(record: ParticipationRecord) -> Check | None:
 
 def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None:
     """Test squared differences of pairs of counts, given their sums, with a Chernoff bound."""
-    pairs = counts[: counts.size // 2 * 2].reshape(-1, 2)[:_MAX_PAIRS]
+    max_pairs = 2**15  # pairs of counts that are compared
+    pairs = counts[: counts.size // 2 * 2].reshape(-1, 2)[:max_pairs]
     if len(pairs) == 0:
         return None
     sums, multiplicities = np.unique(pairs.sum(axis=1), return_counts=True)
@@ -304,14 +305,14 @@ def _log_mgf(slopes: FloatArray, values: FloatArray, logs: FloatArray, starts: I
 
     The values of each variable, with the logarithms of their probabilities, begin at one of ``starts``.
     """
-    counts, found = np.diff([*starts, values.size]), np.empty((slopes.size, starts.size))
-    for slope, row in zip(slopes, found, strict=True):  # one at a time fits into a cache
+    counts, result = np.diff([*starts, values.size]), np.empty((slopes.size, starts.size))
+    for slope, row in zip(slopes, result, strict=True):  # one at a time fits into a cache
         powers = slope * values
         powers += logs
         tops = np.maximum.reduceat(powers, starts)
         powers -= np.repeat(tops, counts)
         row[:] = tops + np.log(np.add.reduceat(np.exp(powers, out=powers), starts))
-    return found
+    return result
 
 
 declare(
@@ -395,26 +396,30 @@ def repeated_batches(record: ParticipationRecord) -> Check | None:
     Epochs in a fixed order repeat their batches.
     """
     # as many examples as are needed to recognize a batch
-    watched = min(record.watched.size, math.ceil(_RECOGNIZED / max(record.drawn_rate, 1e-9)))
+    recognized = 40  # examples of a batch on average, which no other batch shares by accident
+    watched = min(record.watched.size, math.ceil(recognized / max(record.drawn_rate, 1e-9)))
     present = np.unpackbits(record.presences.rows, axis=1, count=watched).astype(np.float32)
     if len(present) < 2:
         return None
     steps = record.presences.steps
     sizes = present.sum(axis=1)
     best, pair, common = 1.0, (0, 1), 0.0
-    for one, other, shared in _candidates(present, sizes):
-        p_value = hypergeometric_tail(watched, int(sizes[one]), int(sizes[other]), int(shared))
+    for first, second, shared in _candidates(present, sizes):
+        p_value = hypergeometric_tail(watched, int(sizes[first]), int(sizes[second]), int(shared))
         if p_value < best:
-            best, pair, common = p_value, (one, other), shared
+            best, pair, common = p_value, (first, second), shared
     most = float(min(sizes[list(pair)]))
     share = common / most if most > 0 else 0.0
+    same_batch = (
+        "is the sampler reseeded in every epoch, the data never shuffled, or a batch used several times?"
+    )
     return Check(
         name="repeated-batches",
         p_value=bonferroni(best, len(present) * (len(present) - 1) / 2),
         sentence=f"The batches of steps {steps[pair[0]]} and {steps[pair[1]]} share {100 * share:.3g} % "
         "of the smaller one.",
         estimate=share,
-        cause=_SAME_BATCH if share == 1 else "",
+        cause=same_batch if share == 1 else "",
     )
 
 

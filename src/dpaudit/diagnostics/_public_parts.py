@@ -22,14 +22,6 @@ from dpaudit.diagnostics._p_values import MAX_P_VALUE_OF_FINDING, Check, bonferr
 
 _MENTIONED_P_VALUE = 1e-4  # below which what is explained, or stays for many steps, is mentioned
 _DRIFT_BLOCK = 32  # steps
-_MAX_PENALTY_CHANGE = 0.2  # from one step to the next, in noise
-_MIN_NEW_VARIANCE = 0.95  # of the claimed variance: 4 % is the standard error of 1,200 numbers
-_MAX_CORRELATION_LEFT = 0.5  # of the largest one, which a filter of 16 steps removes but for its own errors
-_WEIGHT_DECAY_NOTE = (
-    "The release contains a multiple of the weights besides the sum and the noise, as with weight decay that "
-    "is added after the noise: if it is nothing else, it is not a leak, because weights follow from earlier "
-    "releases."
-)
 
 
 def discount_weight_decay(
@@ -58,7 +50,12 @@ def discount_weight_decay(
         p_value = max([check.p_value, *(again.p_value for again in repeats if again is not None)])
         is_explained |= check.p_value <= _MENTIONED_P_VALUE < MAX_P_VALUE_OF_FINDING < p_value
         results.append(replace(check, p_value=p_value))
-    return results, [_WEIGHT_DECAY_NOTE] if is_explained else []
+    note = (
+        "The release contains a multiple of the weights besides the sum and the noise, as with weight decay "
+        "that is added after the noise: if it is nothing else, it is not a leak, because weights follow from "
+        "earlier releases."
+    )
+    return results, [note] if is_explained else []
 
 
 def _subtract_penalty(penalty: FloatArray, record: NoiseRecord, *, jumps: bool = False) -> NoiseRecord:
@@ -74,9 +71,10 @@ def _subtract_penalty(penalty: FloatArray, record: NoiseRecord, *, jumps: bool =
     rows, sizes = record.rows.astype(np.float64), record.layout.sketch_sizes
     changes = np.diff(penalty, axis=0)[np.diff(record.steps) == 1]
     energies = penalty * rows, penalty**2, changes**2, rows**2
-    product, squared, changed, own = (_by_leaf(one.sum(axis=0), sizes) for one in energies)
+    product, squared, changed, noise = (_by_leaf(values.sum(axis=0), sizes) for values in energies)
     factors = np.maximum(product, 0.0) / np.maximum(squared, np.finfo(np.float64).tiny)
-    factors[(factors**2 * changed > _MAX_PENALTY_CHANGE**2 * own) & (not jumps)] = 0.0
+    max_penalty_change = 0.2  # from one step to the next, in noise
+    factors[(factors**2 * changed > max_penalty_change**2 * noise) & (not jumps)] = 0.0
     rest = (rows - penalty * np.repeat(factors, sizes)).astype(np.float32)
     return record.with_rows(rest, few_rows=rest[:, :FEW_COORDINATES], few_steps=record.steps)
 
@@ -150,11 +148,13 @@ def _is_filtered(record: NoiseRecord) -> bool:
     weights = np.linalg.lstsq(fitted, rows[lags:, ::2].reshape(-1), rcond=None)[0]
     new = rows[:, 1::2].copy()
     new[lags:] -= np.tensordot(weights, earlier[:, :, 1::2], axes=1)
-    if float(np.square(new[lags:]).mean()) < _MIN_NEW_VARIANCE:
+    min_new_variance = 0.95  # of the claimed variance: 4 % is the standard error of 1,200 numbers
+    if float(np.square(new[lags:]).mean()) < min_new_variance:
         return False
-    if _largest_correlation(new[lags:], lags) > _MAX_CORRELATION_LEFT * _largest_correlation(rows, lags):
+    max_correlation_left = 0.5  # which a filter of 16 steps removes but for its own errors
+    if _largest_correlation(new[lags:], lags) > max_correlation_left * _largest_correlation(rows, lags):
         return False
-    sums = {"known": record.known, "known_examples": record.known_examples}
+    sums = {"sums": record.sums, "example_sums": record.example_sums}
     halves = {name: None if rows is None else rows[:, 1::2] for name, rows in sums.items()}
     by_sum = noise_by_sum(record.with_rows(new.astype(np.float32), grid=record.grid, **halves))
     return by_sum is None or by_sum.p_value > MAX_P_VALUE_OF_FINDING

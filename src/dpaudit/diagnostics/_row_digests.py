@@ -33,32 +33,10 @@ from dpaudit.diagnostics._registry import declare
 
 _MAX_DIGESTS = 2**18  # that are followed; if there are more, every second one is dropped
 _NUM_BUCKETS = 1024  # whose presence is kept for every step
-_BUCKETS_PER_ROW = 4  # so that most buckets are empty
 _FEWEST_PASSES = 3.0  # over the data, after which rows that change have become more than the examples
 _FEWEST_SHARED = 10.0  # expected number of shared rows below which a test shows nothing
 _COPIES_SHARE, _MORE_COPIES = 0.01, 16  # digests beyond the number of examples, for rare coincidences
 _CALL = "pass the batches to recorder.observe_batch(indices, num_examples) in each step"
-_TOO_RARE = (
-    "participation and overlap are not tested, because rows of the batches occur again too rarely, as in "
-    f"fewer than three passes over the data or with augmentation, or in every step: {_CALL}"
-)
-_NOT_THE_EXAMPLES = (
-    "participation and overlap are not tested, because the batches have more different rows than the data "
-    f"set has examples (is num_examples right, or is the data augmented?): {_CALL}"
-)
-_TOO_MANY = (
-    f"participation is not tested, because there are more than {_MAX_DIGESTS:,} different rows: {_CALL}"
-)
-_UNKNOWN_NUMBER = (
-    "which examples are drawn is not tested: pass num_examples=, the number of examples in the data set, to "
-    "observe() if each of them is always the same row"
-)
-
-
-_UNRANKED = (
-    "whether some examples are drawn more often than others is not tested, because too many may be "
-    f"identical: {_CALL}"
-)
 
 
 class RowRecord:
@@ -90,19 +68,21 @@ class RowRecord:
         if not self.has_all:
             followed = values < np.uint64(self._highest)
             values, copies = values[followed], copies[followed]
-        found, start = self._found, len(self._found)
-        places = np.array([found.setdefault(value, len(found)) for value in values.tolist()], dtype=np.int64)
-        self._arrays = self._arrays.grown(len(found))
+        places_of, start = self._found, len(self._found)
+        places = np.array(
+            [places_of.setdefault(value, len(places_of)) for value in values.tolist()], dtype=np.int64
+        )
+        self._arrays = self._arrays.grown(len(places_of))
         arrays = self._arrays
-        arrays.last[start : len(found)] = -2
+        arrays.last[start : len(places_of)] = -2
         arrays.next_to[places] += arrays.last[places] == self.num_steps - 1
         arrays.steps[places] += 1
         arrays.last[places] = self.num_steps
         arrays.has_copies[places] |= copies > 1
         self.num_steps += 1
-        while len(found) > _MAX_DIGESTS:
+        while len(places_of) > _MAX_DIGESTS:
             self._thin_out()
-            found = self._found
+            places_of = self._found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for ``load_state_dict``."""
@@ -125,7 +105,8 @@ class RowRecord:
 
     def _keep_presence(self, values: npt.NDArray[np.uint64]) -> None:
         if self._num_classes == 0:  # set by the first batch alone
-            self._num_classes = max(_NUM_BUCKETS, _BUCKETS_PER_ROW * len(values))
+            buckets_per_row = 4  # so that most buckets are empty
+            self._num_classes = max(_NUM_BUCKETS, buckets_per_row * len(values))
         buckets = (values % np.uint64(self._num_classes)).astype(np.int64)
         present = np.zeros(_NUM_BUCKETS, dtype=np.bool_)
         present[buckets[buckets < _NUM_BUCKETS]] = True
@@ -134,30 +115,47 @@ class RowRecord:
     def _thin_out(self) -> None:
         """Drop half of the digests, by their values, which say nothing about the steps."""
         self._highest //= 2
-        kept = [(value, place) for value, place in self._found.items() if value < self._highest]
-        self._arrays = self._arrays.at([place for _, place in kept])
-        self._found = {value: place for place, (value, _) in enumerate(kept)}
+        remaining = [(value, place) for value, place in self._found.items() if value < self._highest]
+        self._arrays = self._arrays.at([place for _, place in remaining])
+        self._found = {value: place for place, (value, _) in enumerate(remaining)}
 
     def checks(self, sample_rate: float | None) -> tuple[list[Check], list[str]]:
         """Run all tests for which rows and claim suffice; return what is not tested, too."""
         if not sample_rate or sample_rate >= 1 or self.num_steps == 0:
             return [], []
         if self.num_examples is None:
-            return [], [_UNKNOWN_NUMBER]
+            return [], [
+                "which examples are drawn is not tested: pass num_examples=, the number of examples in "
+                "the data set, to observe() if each of them is always the same row"
+            ]
         if not self.has_all:
-            return [], [_TOO_MANY]
+            return [], [
+                f"participation is not tested, because there are more than {_MAX_DIGESTS:,} different rows: "
+                f"{_CALL}"
+            ]
         if not self.are_examples:
-            return [], [_NOT_THE_EXAMPLES]
+            return [], [
+                "participation and overlap are not tested, because the batches have more different rows than "
+                f"the data set has examples (is num_examples right, or is the data augmented?): {_CALL}"
+            ]
         overlap = batch_overlap_of_rows(self, sample_rate)
         if overlap is None or sample_rate * self.num_steps < _FEWEST_PASSES:
-            return [], [_TOO_RARE]
-        found = [
+            return [], [
+                "participation and overlap are not tested, because rows of the batches occur again too "
+                "rarely, as in fewer than three passes over the data or with augmentation, or in every step: "
+                f"{_CALL}"
+            ]
+        checks = [
             overlap,
             repeated_rows(self._presences.rows, self._presences.steps),
             most_frequent_row(self, self.num_examples, sample_rate),
             copied_rows(self, self.num_examples),
         ]
-        return [check for check in found if check is not None], [_UNRANKED] if found[2] is None else []
+        unranked = (
+            "whether some examples are drawn more often than others is not tested, because too many may be "
+            f"identical: {_CALL}"
+        )
+        return [check for check in checks if check is not None], [unranked] if checks[2] is None else []
 
     @property
     def assumption(self) -> str:
@@ -197,10 +195,10 @@ class _DigestCounts:
         return self.steps, self.next_to, self.last, self.has_copies
 
     def at(self, places: Any) -> _DigestCounts:
-        return _DigestCounts(*(part[places] for part in self._each()))
+        return _DigestCounts(*(values[places] for values in self._each()))
 
     def first(self, size: int) -> _DigestCounts:
-        return _DigestCounts(*(part[:size] for part in self._each()))
+        return _DigestCounts(*(values[:size] for values in self._each()))
 
     def grown(self, size: int) -> _DigestCounts:
         """Return arrays with room for at least this many digests."""
@@ -235,11 +233,11 @@ def batch_overlap_of_rows(record: RowRecord, claimed: float) -> Check | None:
     variance = float(multiplicities @ variances)
     if min(expected, variance) < _FEWEST_SHARED:
         return None
-    parts = [hypergeometric(total, int(number) - 1, int(number)) for number in numbers]
+    distributions = [hypergeometric(total, int(number) - 1, int(number)) for number in numbers]
 
     def log_mgf(slopes: FloatArray) -> FloatArray:
         logs = []
-        for values, probabilities in parts:
+        for values, probabilities in distributions:
             each = slopes[:, None] * values + np.log(probabilities)
             top = each.max(axis=1)
             logs.append(top + np.log(np.exp(each - top[:, None]).sum(axis=1)))
