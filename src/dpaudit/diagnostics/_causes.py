@@ -58,9 +58,8 @@ def likely_causes(
     if not is_silent:  # without noise, findings about the noise add nothing
         causes += [own_causes.get(name, kind_of(name).question) for name in root_findings(names)]
     if noise_ratio is not None and (is_silent or not in_group(names, "located")):
-        low, high = interval or (noise_ratio * (1 - _RATIO_TOLERANCE), noise_ratio * (1 + _RATIO_TOLERANCE))
         settings = _ratios_of_settings(batch_size, noise_multiplier, max_grad_norm)
-        causes += _noise_causes(noise_ratio, low, high, settings)
+        causes += _noise_causes(noise_ratio, interval, settings)
     return tuple(dict.fromkeys(cause for cause in causes if cause))  # each once
 
 
@@ -79,7 +78,10 @@ def _without_consequences(names: list[str], own_causes: Mapping[str, str]) -> li
     return [name for name in names if not kind_of(name).is_among(redundant)]
 
 
-def _noise_causes(ratio: float, low: float, high: float, settings: Iterable[tuple[float, str]]) -> list[str]:
+def _noise_causes(
+    ratio: float, interval: tuple[float, float] | None, settings: Iterable[tuple[float, str]]
+) -> list[str]:
+    low, high = interval or (ratio * (1 - _RATIO_TOLERANCE), ratio * (1 + _RATIO_TOLERANCE))
     if low <= 1 <= high:
         return []
     text = f"the noise is {ratio:.3g} of the claimed level"

@@ -354,21 +354,30 @@ def arrival_results(
         p_value = min(1.0, len(cells) * float(scipy.stats.norm.sf(_exceeding(worst, slack))))
         sentence = worst.sentence(shapes, names)
         cause = ""
-        if p_value <= MAX_P_VALUE_OF_FINDING and worst.has_shift:
-            cause = (
-                f"{ALSO_ABSENT} {worst.absent_mean:.3g} clipping norms on average, too: is the mean "
-                "of the noise not zero, as of uniform numbers, or is something else added to the release?"
-            )
-        elif p_value <= MAX_P_VALUE_OF_FINDING:
-            fitted = clipping_cause(table, batches(), std=error, names=names, is_vector=is_vector)
-            rarely = _cause_of_skipping(table) if _is_rare(table) else ""
-            cause = by_rows or rarely or fitted or _cause_of_skipping(table) or sentence.rstrip(".")
+        if p_value <= MAX_P_VALUE_OF_FINDING:
+            cause = _shift_cause(worst) or by_rows or _rare_cause(table)
+            cause = cause or clipping_cause(table, batches(), std=error, names=names, is_vector=is_vector)
+            cause = cause or _cause_of_skipping(table) or sentence.rstrip(".")
         found_more = {"p_value": p_value, "estimate": worst.mean}
         checks.insert(0, Check(name="clipping", sentence=sentence, cause=cause, **found_more))
         notes += list(_missing(cells, shapes, names))[:1]
         notes += [f"{by_rows[0].upper()}{by_rows[1:]}"] if by_rows and not cause else []
         notes += list(_lengthened(cells, shapes, names))[:1]
     return CheckResults(checks=tuple(checks), notes=tuple(notes))
+
+
+def _shift_cause(cell: ArrivalCell) -> str:
+    """Return the cause if absent canaries score as much, so that it is not the clipping; empty if not."""
+    if not cell.has_shift:
+        return ""
+    return (
+        f"{ALSO_ABSENT} {cell.absent_mean:.3g} clipping norms on average, too: is the mean "
+        "of the noise not zero, as of uniform numbers, or is something else added to the release?"
+    )
+
+
+def _rare_cause(table: CanaryScoreTable) -> str:
+    return _cause_of_skipping(table) if _is_rare(table) else ""
 
 
 def _cause_of_skipping(table: CanaryScoreTable) -> str:

@@ -79,14 +79,18 @@ class Diagnosis:
         """Return the diagnosis with more checks of the same run, at the same joint confidence."""
         tested = {check.name for check in self.checks}
         certain = [finding for finding in self.findings if finding.name not in tested]
+
+        def collect(name: str) -> list[Any]:
+            return [item for results in (self, *others) for item in getattr(results, name)]
+
         return Diagnosis.of(
-            [*self.checks, *(check for other in others for check in other.checks)],
+            collect("checks"),
             confidence=self.confidence,
             certain=[*certain, *(finding for other in others for finding in other.certain)],
-            notes=[*self.notes, *(note for other in others for note in other.notes)],
+            notes=collect("notes"),
             noise=next((other.noise for other in others if other.noise is not None), self.noise),
-            not_covered=[*self.not_covered, *(text for other in others for text in other.not_covered)],
-            assumptions=[*self.assumptions, *(text for other in others for text in other.assumptions)],
+            not_covered=collect("not_covered"),
+            assumptions=collect("assumptions"),
         )
 
     def likely_causes(self, **clues: Any) -> tuple[str, ...]:
@@ -170,9 +174,9 @@ def joint_causes(diagnosis: Diagnosis | None, clues: Mapping[str, Any]) -> tuple
     if diagnosis is None:
         return likely_causes(**clues)[:_MOST_CAUSES]
     names = {finding.name for finding in diagnosis.findings}
-    is_explained = any(finding.cause for finding in diagnosis.findings if finding.name == "noise-variance")
+    amount = next((finding for finding in diagnosis.findings if finding.name == "noise-variance"), None)
     is_located = in_group(names, "located")
-    if is_explained or is_located or (diagnosis.noise is not None and "noise-variance" in names):
+    if is_located or (amount is not None and (amount.cause or diagnosis.noise is not None)):
         clues = {name: clue for name, clue in clues.items() if name not in ("noise_ratio", "interval")}
     if is_located:
         located = tuple(finding for finding in diagnosis.findings if finding.name != "noise-variance")

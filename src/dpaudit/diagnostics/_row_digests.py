@@ -11,7 +11,8 @@ passes over the data.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from dpaudit.diagnostics._p_values import (
     hypergeometric,
     pairwise_products,
 )
+from dpaudit.diagnostics._participation import ParticipationRecord, batch_sizes, sample_rate
 from dpaudit.diagnostics._registry import declare
 
 _MAX_DIGESTS = 2**18  # that are followed; if there are more, every second one is dropped
@@ -123,21 +125,9 @@ class RowRecord:
         """Run all tests for which rows and claim suffice; return what is not tested, too."""
         if not sample_rate or sample_rate >= 1 or self.num_steps == 0:
             return [], []
-        if self.num_examples is None:
-            return [], [
-                "which examples are drawn is not tested: pass num_examples=, the number of examples in "
-                "the data set, to observe() if each of them is always the same row"
-            ]
-        if not self.has_all:
-            return [], [
-                f"participation is not tested, because there are more than {_MAX_DIGESTS:,} different rows: "
-                f"{_CALL}"
-            ]
-        if not self.are_examples:
-            return [], [
-                "participation and overlap are not tested, because the batches have more different rows than "
-                f"the data set has examples (is num_examples right, or is the data augmented?): {_CALL}"
-            ]
+        why_not = self._why_not_tested()
+        if why_not or self.num_examples is None:
+            return [], [why_not]
         overlap = batch_overlap_of_rows(self, sample_rate)
         if overlap is None or sample_rate * self.num_steps < _FEWEST_PASSES:
             return [], [
@@ -156,6 +146,24 @@ class RowRecord:
             f"identical: {_CALL}"
         )
         return [check for check in checks if check is not None], [unranked] if checks[2] is None else []
+
+    def _why_not_tested(self) -> str:
+        if self.num_examples is None:
+            return (
+                "which examples are drawn is not tested: pass num_examples=, the number of examples in "
+                "the data set, to observe() if each of them is always the same row"
+            )
+        if not self.has_all:
+            return (
+                f"participation is not tested, because there are more than {_MAX_DIGESTS:,} different rows: "
+                f"{_CALL}"
+            )
+        if self.are_examples:
+            return ""
+        return (
+            "participation and overlap are not tested, because the batches have more different rows than the "
+            f"data set has examples (is num_examples right, or is the data augmented?): {_CALL}"
+        )
 
     @property
     def assumption(self) -> str:
@@ -378,3 +386,46 @@ def copied_rows(record: RowRecord, num_examples: int) -> Check:
         if is_found
         else "",
     )
+
+
+def size_checks(sizes: Sequence[int], claimed: float, rows: RowRecord | None) -> tuple[list[Check], str]:
+    """Test how much the numbers of rows vary, as sizes of batches; return why not if they are not tested.
+
+    The number of examples, if the record of rows has none, is derived from the mean size and the sample rate.
+    """
+    if sum(sizes) == 0:
+        return [], ""
+    num_examples = 0 if rows is None else rows.num_examples or 0
+    is_known, most_guessed = num_examples >= max(sizes), 0.1
+    if not is_known and claimed > most_guessed:  # otherwise, the number of examples hardly matters for sizes
+        why_not = (
+            f"batch sizes are not tested, because the sample rate is above {most_guessed:g} and the number "
+            "of examples is unknown or smaller than a batch: pass num_examples= to observe()"
+        )
+        return [], why_not if claimed < 1 else ""
+    record, derived = ParticipationRecord(), max(round(sum(sizes) / (len(sizes) * claimed)), *sizes)
+    for size in sizes:
+        record.observe_size(size, num_examples if is_known else derived)
+    spread = batch_sizes(record)
+    checks = [] if spread is None else [replace(spread, cause=_cause_of_sizes(sizes, spread.estimate))]
+    if is_known and rows is not None and rows.are_examples:
+        checks.append(sample_rate(record, claimed))
+    return checks, ""
+
+
+def _cause_of_sizes(sizes: Sequence[int], spread: float) -> str:
+    """Return the likely cause of numbers of rows that do not vary like Poisson batches; empty if usual."""
+    unit, least = math.gcd(*sizes), min(sizes)
+    if least == max(sizes):
+        return ""
+    if unit > 1:
+        return (
+            f"the number of rows is always a multiple of {unit}: does an example become {unit} rows, or is a "
+            "batch used again?"
+        )
+    padded_share = 0.2  # of the steps have the same smallest number of rows
+    if sizes.count(least) >= max(8, padded_share * len(sizes)):
+        return f"are batches filled up to {least} rows with padding that is not marked as such?"
+    if spread > 1:
+        return "does an example become several rows, is there padding, or is a batch used again?"
+    return ""

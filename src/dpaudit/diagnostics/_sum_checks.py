@@ -20,15 +20,14 @@ from dpaudit import _validate
 from dpaudit._types import IntArray
 from dpaudit.diagnostics import _participation
 from dpaudit.diagnostics._p_values import Check, CheckResults, Finding
-from dpaudit.diagnostics._participation import ParticipationRecord, batch_sizes, participation_checks
+from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
 from dpaudit.diagnostics._registry import declare
-from dpaudit.diagnostics._row_digests import RowRecord
+from dpaudit.diagnostics._row_digests import RowRecord, size_checks
 from dpaudit.diagnostics._step import ClaimedStep, ObservedStep, missing_fields
 from dpaudit.errors import InputError
 
 _ROUNDING = 1e-3  # relative to the limit; far above the rounding error of single precision
 _FEW_TRUNCATED = 8  # steps after which equal sizes of truncated batches are not a coincidence
-_MOST_GUESSED = 0.1  # sample rate up to which the number of examples hardly matters for sizes
 _CHANGED, _LEFT = "changed", "left"
 # attributes of a record of batches that its state holds unchanged
 _PLAIN = (
@@ -273,15 +272,19 @@ class BatchRecord:
         if self.tests_sampling:
             self.participation.observe(members, batches[0][1])
         is_all = members.size == batches[0][1]  # then each example may be left out for itself, in every step
+        self._compare_drawn(index, rows, members.size, is_all=is_all)
+        return members.size
+
+    def _compare_drawn(self, index: int, rows: int, size: int, *, is_all: bool) -> None:
+        """Compare the rows of a step with the ``size`` of its batch."""
         if not is_all:
-            self._rows_of.setdefault(members.size, []).append(rows)
-        if 0 < rows < members.size:
-            self._fewer.add(members.size - rows, f"in step {index}, {rows} of {members.size}")
+            self._rows_of.setdefault(size, []).append(rows)
+        if 0 < rows < size:
+            self._fewer.add(size - rows, f"in step {index}, {rows} of {size}")
             if not is_all:
                 self._truncated.add(rows)
         else:
             self._largest_whole = max(self._largest_whole, rows)
-        return members.size
 
     def _batches_of(self, rows: int) -> list[tuple[IntArray, int]]:
         """Return and remove the pending batches of a step, oldest first.
@@ -365,33 +368,16 @@ class BatchRecord:
         The number of examples, if not given, is derived from the mean size and the sample rate. Return why
         there are no tests, too, unless it is obvious.
         """
-        sizes = [rows for rows in self.step_rows if rows is not None]
         if not self.tests_sizes or not claimed:
             return [], ""
-        if len(sizes) < len(self.step_rows):
-            why_not = (
-                "batch sizes are not tested, because the gradient function is called without "
-                "is_padding_example=, so that its rows may include padding"
-            )
-            return [], why_not if claimed < 1 else ""
-        if sum(sizes) == 0:
-            return [], ""
-        record, num_given = ParticipationRecord(), None if self.rows is None else self.rows.num_examples
-        is_given = self.rows is not None and num_given is not None and num_given >= max(sizes)
-        if not is_given and claimed > _MOST_GUESSED:
-            why_not = (
-                f"batch sizes are not tested, because the sample rate is above {_MOST_GUESSED:g} and the "
-                "number of examples is unknown or smaller than a batch: pass num_examples= to observe()"
-            )
-            return [], why_not if claimed < 1 else ""
-        num_examples = max(round(sum(sizes) / (len(sizes) * claimed)), *sizes)
-        for size in sizes:
-            record.observe_size(size, num_given if is_given and num_given is not None else num_examples)
-        spread = batch_sizes(record)
-        checks = [] if spread is None else [replace(spread, cause=_cause_of_sizes(sizes, spread.estimate))]
-        if is_given and self.rows is not None and self.rows.are_examples:
-            checks.append(_participation.sample_rate(record, claimed))
-        return checks, ""
+        sizes = [rows for rows in self.step_rows if rows is not None]
+        if len(sizes) == len(self.step_rows):
+            return size_checks(sizes, claimed, self.rows)
+        why_not = (
+            "batch sizes are not tested, because the gradient function is called without "
+            "is_padding_example=, so that its rows may include padding"
+        )
+        return [], why_not if claimed < 1 else ""
 
     @property
     def _is_truncated(self) -> bool:
@@ -438,21 +424,3 @@ class BatchRecord:
             text = f"{how}, so whether an example is used depends on the others."
             findings.append(replace(Finding.certain("rows-drawn", text), cause=_participation.CUT))
         return findings
-
-
-def _cause_of_sizes(sizes: Sequence[int], spread: float) -> str:
-    """Return the likely cause of numbers of rows that do not vary like Poisson batches; empty if usual."""
-    unit, least = math.gcd(*sizes), min(sizes)
-    if least == max(sizes):
-        return ""
-    if unit > 1:
-        return (
-            f"the number of rows is always a multiple of {unit}: does an example become {unit} rows, or is a "
-            "batch used again?"
-        )
-    padded_share = 0.2  # of the steps have the same smallest number of rows
-    if sizes.count(least) >= max(_FEW_TRUNCATED, padded_share * len(sizes)):
-        return f"are batches filled up to {least} rows with padding that is not marked as such?"
-    if spread > 1:
-        return "does an example become several rows, is there padding, or is a batch used again?"
-    return ""
