@@ -14,11 +14,15 @@ from dpaudit.diagnostics import Diagnostics, NoiseCheck, ObservedStep
 from dpaudit.diagnostics._data_tests import _MOST_WEIGHT, _RANK_VARIANCE, _amounts_follow
 from dpaudit.diagnostics._dependence_tests import _log_evidence, _most_log_evidence, _products, low_rank_noise
 from dpaudit.diagnostics._diagnosis import holm
+from dpaudit.diagnostics._distribution_tests import cross_ratio_cdf
 from dpaudit.diagnostics._lattice_tests import _sorted
 from dpaudit.diagnostics._p_values import (
     RESOLUTION,
     bonferroni,
+    chernoff_p_value,
     claim_p_value,
+    hypergeometric,
+    hypergeometric_tail,
     share_p_value,
     sign_correlation,
     sign_p_value,
@@ -26,8 +30,6 @@ from dpaudit.diagnostics._p_values import (
     sure_signs,
     uniform_p_value,
 )
-from dpaudit.diagnostics._participation import chernoff_p_value, hypergeometric, hypergeometric_tail
-from dpaudit.diagnostics._shape_tests import cross_ratio_cdf
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 

@@ -316,12 +316,12 @@ def test_a_collector_without_observations_has_no_diagnosis():
 def test_a_large_model_is_sampled_and_every_leaf_is_seen():
     sizes = [3, 1_100_000, 5, 100_000, 1]
     layout = Layout.of(sum(sizes), sizes)
-    assert layout.kept.size <= 2**20
-    assert (np.diff(layout.kept) > 0).all()
+    assert layout.chosen.size <= 2**20
+    assert (np.diff(layout.chosen) > 0).all()
     assert (layout.sizes >= np.minimum(sizes, 256)).all()
     offsets = np.cumsum(sizes) - sizes
     for leaf, offset in enumerate(offsets):
-        first = layout.kept[layout.starts[leaf]]
+        first = layout.chosen[layout.starts[leaf]]
         assert first == offset
     record = Diagnostics()
     for step in range(3):

@@ -389,8 +389,8 @@ def test_a_large_sum_that_is_left_over_is_named_as_the_cause():
 
 
 def test_a_sum_that_absent_canaries_show_is_no_fault_of_the_clipping():
-    own = {"canary-arrival": f"{ALSO_ABSENT} 5 clipping norms"}
-    names = ["repeated-noise", "noise-by-sum", "canary-arrival", "noise-tails"]
+    own = {"clipping": f"{ALSO_ABSENT} 5 clipping norms"}
+    names = ["repeated-noise", "noise-by-sum", "clipping", "noise-tails"]
     assert likely_causes(findings=names, own_causes=own) == likely_causes(findings=["noise-by-sum"])
     assert "reseeded" in likely_causes(findings=[*names, "tied-noise"], own_causes=own)[0]
 

@@ -8,8 +8,8 @@ from test_noise_faults import LEAVES, SIZE, diagnosed, normal
 
 from dpaudit.diagnostics import Diagnostics, NoiseCheck, ObservedStep, likely_causes
 from dpaudit.diagnostics._data_tests import missing_direction
+from dpaudit.diagnostics._distribution_tests import _alike, balanced_noise, constant_norm
 from dpaudit.diagnostics._p_values import RESOLUTION
-from dpaudit.diagnostics._regularity_tests import _alike, balanced_noise, constant_norm
 
 
 def unit(vector):

@@ -277,8 +277,8 @@ def test_sums_of_jax_are_kept_without_canaries():
     noted.has_aux = False
     loop(noted, made.privatizer, compiled=False)(3)
     record = made.recorder._tests.noise.record(1 / grad_fn.sensitivity())
-    np.testing.assert_allclose(record.known_examples, np.stack(own), atol=1e-5)
-    assert np.linalg.norm(record.known[0]) > 1.5 * np.linalg.norm(record.known_examples[0])
+    np.testing.assert_allclose(record.example_sums, np.stack(own), atol=1e-5)
+    assert np.linalg.norm(record.sums[0]) > 1.5 * np.linalg.norm(record.example_sums[0])
 
 
 def test_coordinates_are_all_of_a_small_model_and_the_same_ones_of_each_parameter_of_a_large_one():

@@ -207,7 +207,7 @@ def test_the_first_cause_of_a_fault_names_the_clipping_and_the_parameter(train, 
     trust_any_code(monkeypatch)
     monkeypatch.setattr(DPOptimizer, *BROKEN[name])
     found = train(num_steps=100).recorder.diagnose()
-    assert "canary-arrival" in [finding.name for finding in found.findings]
+    assert "clipping" in [finding.name for finding in found.findings]
     assert CAUSES[name] in found.likely_causes()[0]
 
 

@@ -132,7 +132,7 @@ SUMS = {
 def test_broken_clipping_is_a_violation_that_is_named_and_no_fault_of_the_noise(fault):
     of_rows, options, expected = SUMS[fault]
     text = message(releasing(of_rows), **options)
-    assert text.startswith(("dpaudit: epsilon >= ", "dpaudit: canary-arrival: "))
+    assert text.startswith(("dpaudit: epsilon >= ", "dpaudit: clipping: "))
     assert expected in causes(text)[0]
     assert ("other gradients were replaced by zeros" in text) == (fault == "others not clipped")
 

@@ -9,7 +9,7 @@ from dpaudit.training import broken
 
 PITFALLS = Path(__file__).parent.parent.parent / "docs" / "pitfalls.md"
 # not findings, or with causes that depend on what was measured
-WITHOUT_CAUSE = {"bound", "noise-variance", "canary-arrival"}
+WITHOUT_CAUSE = {"bound", "noise-variance", "clipping"}
 
 ZOO = """
     ENTRIES ENTRIES_FOUND_BY_TESTS ENTRIES_OF_PUBLIC_CODE Entry Evidence Judged Replay Scenario Scores chosen

@@ -25,7 +25,7 @@ from _shared import DOCS, restart_in_environment, write_block
 
 from dpaudit.diagnostics import BatchRecord, Check, Diagnosis, Diagnostics, NoiseCheck, ObservedStep
 from dpaudit.diagnostics._data_tests import missing_direction
-from dpaudit.diagnostics._regularity_tests import REGULARITY_TESTS
+from dpaudit.diagnostics._distribution_tests import REGULARITY_TESTS
 from dpaudit.diagnostics._row_digests import RowRecord
 
 CONFIDENCE = 0.95

@@ -1,38 +1,28 @@
 """Which kind of clipping explains what arrived of canaries: each is applied to them, the best fit is named.
 
-Rules on single cells of a table mislead, because cells differ in power. A prediction for all of them does not
-depend on which one is significant. Correct clipping is not among the candidates.
+The kinds are a table of candidates: a sentence, the factor by which a gradient is multiplied, and a grid of
+the number that both depend on. Rules on single cells of a table mislead, because cells differ in power. A
+prediction for all of them does not depend on which one is significant. Correct clipping is not among the
+candidates.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
 
-_TOLERANCE = 0.1  # relative, of a prediction
-_LARGEST_TERM = 25.0  # of a cell, so that no single one decides
-_BAD_FIT = 5.0  # mean squared deviation beyond which no candidate is named
-_NUM_REFINED = 5  # candidates whose number is refined
-_FINE = 9  # numbers between two neighbors
-_BETTER = 10.0  # by how much another parameter that is left out has to improve the fit
+if TYPE_CHECKING:
+    from dpaudit.diagnostics._clipping_checks import CanaryScoreTable
+
 _MAX_PARAMETERS = 300  # each of which may be left out
-_MOST_LEFT_OUT = 4
+_MAX_NAMED = 4  # parameters that a sentence lists
 _TINY = 1e-30
-_CAPS = tuple(np.geomspace(2.0, 5e5, 40).tolist())
-_NORMS = tuple(np.geomspace(1.05, 60.0, 24).tolist())
-_VALUES = tuple(np.geomspace(0.01, 8.0, 20).tolist())
-_FACTORS = tuple(np.geomspace(1e-6, 0.5, 40).tolist())
-_UNEVEN = 1.5  # ratio of the mean square to the squared mean of scores that are not all alike
-_PARTS = tuple(np.geomspace(1e-4, 0.95, 40).tolist())
-_POWERS = (1.5, 3.0, 4.0, 6.0)
-_EXPONENTS = (0.25, 0.5, 0.75, 0.9, 2.0)
-_CHUNKS = (100.0, 128.0, 256.0, 500.0, 512.0, 1000.0, 1024.0, 4096.0, 10_000.0)
-_SHARES = (0.1, 0.25, 0.5, 0.75)
 _ALL = "is it computed over all parameters?"
 
 
@@ -51,8 +41,8 @@ class CanaryBatch:
     def norms(self, chosen: BoolArray | None = None) -> FloatArray:
         """Return the norm of each canary (canaries x 1), or that of the ``chosen`` entries."""
         values = self.values if chosen is None else np.where(chosen, self.values, 0.0)
-        found: FloatArray = np.linalg.norm(values, axis=1, keepdims=True)
-        return found
+        norms: FloatArray = np.linalg.norm(values, axis=1, keepdims=True)
+        return norms
 
     def group_norms(self, groups: IntArray) -> FloatArray:
         """Return the norm of the group that contains each entry."""
@@ -64,385 +54,281 @@ class CanaryBatch:
         squares: FloatArray = np.square(self.values) @ member
         return np.sqrt(squares)[:, columns]
 
-    def arriving(self, clip: Clip) -> FloatArray:
+    def arriving(self, factor: Factor, number: float) -> FloatArray:
         """Return the component of each canary, clipped in this way, along itself."""
-        clipped = self.values * clip(self)
-        found: FloatArray = (clipped * self.values).sum(axis=1) / np.maximum(self.norms()[:, 0], _TINY)
-        return found
+        clipped = self.values * factor(self, number)
+        along: FloatArray = (clipped * self.values).sum(axis=1) / np.maximum(self.norms()[:, 0], _TINY)
+        return along
 
 
-Clip = Callable[[CanaryBatch], FloatArray]
-"""Returns the factor by which each entry is multiplied."""
+Factor = Callable[[CanaryBatch, float], FloatArray]
+"""Returns what each entry is multiplied by, given the number of a candidate."""
 
 
-class ArrivedScores(Protocol):
-    """The moments of the scores of canaries, in the order of the batches."""
+class Candidate(NamedTuple):
+    """A kind of wrong clipping; its sentence is formatted with the number of the grid that fits best."""
 
-    @property
-    def shapes(self) -> IntArray: ...
-    @property
-    def lengths(self) -> FloatArray: ...
-    @property
-    def parameters(self) -> IntArray: ...
-    @property
-    def counts(self) -> FloatArray: ...
-    @property
-    def totals(self) -> FloatArray: ...
-    @property
-    def squares(self) -> FloatArray: ...
+    sentence: str
+    factor: Factor
+    grid: FloatArray = np.zeros(1)
 
 
 def clipping_cause(
-    found: ArrivedScores,
+    scores: CanaryScoreTable,
     batches: Sequence[CanaryBatch],
     *,
     std: float,
     names: Sequence[str],
     is_vector: BoolArray,
+    bad_fit: float = 5.0,
 ) -> str:
     """Return the clipping that explains best what arrived; an empty string if none explains it well.
 
-    ``std`` is the standard deviation of a score. ``is_vector`` marks parameters with one dimension.
+    ``std`` is the standard deviation of a score. ``is_vector`` marks parameters with one dimension. No
+    candidate is named if its mean squared deviation, in standard errors, is above ``bad_fit``.
     """
-    fit = _Fit(found, batches, std)
-    known = [*candidates(names, is_vector), _mixture(found)]
-    tried = [_tried(fit, candidate, candidate.numbers) for candidate in known]
-    tried.sort(key=lambda one: one.score)
-    tried += [
-        _tried(fit, one.candidate, one.neighbors())
-        for one in tried[:_NUM_REFINED]
-        if len(one.candidate.numbers) > 1 and one.candidate.is_continuous
-    ]
-    if len(names) > 1:
-        tried += [_grown(fit, one, names) for one in _best_left_out(tried)]
-    best = min(tried, key=lambda one: one.score)
-    return best.candidate.text(best.number) if best.deviation <= _BAD_FIT else ""
+    fit = _Fit(scores, batches, std)
+    table = [*_KINDS, *_groups(is_vector), *_parameters(names, is_vector), _mixture(scores)]
+    fits = [fit.best(candidate) for candidate in table]
+    (deviation, number), candidate = min(zip(fits, table, strict=True), key=lambda pair: pair[0][0])
+    return candidate.sentence.format(number) if deviation <= bad_fit else ""
 
 
 class _Fit:
     """How well a kind of clipping explains the mean scores in all cells."""
 
-    def __init__(self, found: ArrivedScores, batches: Sequence[CanaryBatch], std: float) -> None:
-        self._cells, self._batches = _cell_matrix(found), batches
-        self._weights = self._cells * found.counts
+    def __init__(self, scores: CanaryScoreTable, batches: Sequence[CanaryBatch], std: float) -> None:
+        self._cells, self._batches = _cell_matrix(scores), batches
+        self._weights = self._cells * scores.counts
         self._counts = self._weights.sum(axis=1)
-        self._means = self._cells @ found.totals / self._counts
+        self._means = self._cells @ scores.totals / self._counts
         self._variance = std**2 / self._counts
 
-    def __call__(self, clip: Clip) -> tuple[float, float]:
-        """Return the deviation to minimize, and the mean squared one in standard errors."""
+    def best(self, candidate: Candidate) -> tuple[float, float]:
+        """Return the smallest deviation of a candidate, and its number, between those of a fine grid too."""
+        grid = candidate.grid
+        deviation, place = min(
+            (self.deviation(candidate, number), place) for place, number in enumerate(grid)
+        )
+        continuous = 20  # numbers of a grid from which on numbers in between are tried
+        if grid.size < continuous:
+            return deviation, float(grid[place])
+        between = np.geomspace(grid[max(place - 1, 0)], grid[min(place + 1, grid.size - 1)], 9)
+        return min((self.deviation(candidate, number), float(number)) for number in between)
+
+    def deviation(self, candidate: Candidate, number: float) -> float:
+        """Return the mean squared deviation over all cells, in standard errors."""
         with np.errstate(over="ignore", invalid="ignore"):
-            predicted = np.concatenate([batch.arriving(clip) for batch in self._batches])
-        fitted = self._weights @ predicted / self._counts
+            arriving = [batch.arriving(candidate.factor, number) for batch in self._batches]
+        fitted = self._weights @ np.concatenate(arriving) / self._counts
         # the larger of both, so that neither a small nor a large prediction is preferred
-        variance = self._variance + (_TOLERANCE * np.maximum(np.abs(fitted), np.abs(self._means))) ** 2
-        terms = np.minimum((self._means - fitted) ** 2 / variance, _LARGEST_TERM)
-        return float(terms.sum()), float(terms.mean())
+        tolerance = 0.1  # relative, of a prediction
+        variance = self._variance + (tolerance * np.maximum(np.abs(fitted), np.abs(self._means))) ** 2
+        # no single cell decides
+        return float(np.minimum((self._means - fitted) ** 2 / variance, 25.0).mean())
 
 
-def _cell_matrix(found: ArrivedScores) -> FloatArray:
+def _cell_matrix(scores: CanaryScoreTable) -> FloatArray:
     """Return which canaries belong to each cell: shape x length, and shape x parameter, short ones apart."""
-    lengths = np.unique(found.lengths, return_inverse=True)[1]
-    is_short = found.lengths < 1
-    inside = np.where(found.parameters < 0, -1, 2 * found.parameters + is_short)
+    lengths = np.unique(scores.lengths, return_inverse=True)[1]
+    is_short = scores.lengths < 1
+    inside = np.where(scores.parameters < 0, -1, 2 * scores.parameters + is_short)
     number = 1 + max(int(lengths.max()), int(inside.max()))
-    keys = np.stack(
-        [found.shapes * number + lengths, np.where(inside < 0, -1, found.shapes * number + inside)]
-    )
-    rows = []
-    for kind in keys:
-        for key in np.unique(kind[kind >= 0]):
-            chosen = kind == key
-            if found.counts[chosen].sum() > 0:
-                rows.append(chosen.astype(np.float64))
-    return np.stack(rows)
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A kind of wrong clipping, which may depend on a number."""
-
-    text: Callable[[float], str]
-    clip: Callable[[float], Clip]
-    numbers: tuple[float, ...] = (0.0,)
-    is_continuous: bool = True
-    left_out: tuple[int, ...] = ()
-    """The parameters that the clipping norm leaves out."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Tried:
-    candidate: Candidate
-    number: float
-    score: float
-    deviation: float
-
-    def neighbors(self) -> tuple[float, ...]:
-        """Return numbers between the neighbors of the best one."""
-        numbers = self.candidate.numbers
-        place = numbers.index(self.number)
-        low, high = numbers[max(place - 1, 0)], numbers[min(place + 1, len(numbers) - 1)]
-        return tuple(np.geomspace(low, high, _FINE).tolist())
-
-
-def _tried(fit: _Fit, candidate: Candidate, numbers: Sequence[float]) -> _Tried:
-    """Return the best fit of a candidate with any of these numbers."""
-    fits = [(*fit(candidate.clip(number)), number) for number in numbers]
-    score, deviation, number = min(fits)
-    return _Tried(candidate, number, score, deviation)
-
-
-def _best_left_out(tried: Sequence[_Tried]) -> list[_Tried]:
-    """Return the best fit in which the norm leaves out a single parameter."""
-    return sorted((one for one in tried if one.candidate.left_out), key=lambda one: one.score)[:1]
-
-
-def _grown(fit: _Fit, best: _Tried, names: Sequence[str]) -> _Tried:
-    """Leave out more parameters as long as each improves the fit."""
-    for _ in range(_MOST_LEFT_OUT - 1):
-        known = best.candidate.left_out
-        others = [
-            _tried(fit, _leaving_out((*known, number), names), (0.0,))
-            for number in range(min(len(names), _MAX_PARAMETERS))
-            if number not in known
-        ]
-        if not others or (grown := min(others, key=lambda one: one.score)).score > best.score - _BETTER:
-            break
-        best = grown
-    return best
-
-
-def candidates(names: Sequence[str], is_vector: BoolArray) -> Iterator[Candidate]:
-    """Yield the kinds of wrong clipping."""
-    yield from _norms_of_other_things(is_vector)
-    for number, name in enumerate(names[:_MAX_PARAMETERS] if len(names) > 1 else ()):
-        yield _leaving_out((number,), names)
-        yield Candidate(
-            _always(f"the clipping norm leaves out a part of {name}: {_ALL}"), _partly(number), _SHARES
-        )
-        yield Candidate(_always(f"the clipping norm is that of {name} alone: {_ALL}"), _fixed(_only(number)))
-        yield Candidate(_always(f"{name} is not clipped, but other parameters are"), _fixed(_spared(number)))
-    yield from _ranges()
-    yield from _scalings()
-
-
-def _always(text: str) -> Callable[[float], str]:
-    return lambda _: text
-
-
-def _fixed(clip: Clip) -> Callable[[float], Clip]:
-    return lambda _: clip
-
-
-def _leaving_out(numbers: tuple[int, ...], names: Sequence[str]) -> Candidate:
-    what = " and ".join(names[number] for number in numbers)
-    return Candidate(
-        _always(f"the clipping norm leaves out {what}: {_ALL}"), _fixed(_without(numbers)), left_out=numbers
-    )
-
-
-def _norms_of_other_things(is_vector: BoolArray) -> Iterator[Candidate]:
-    yield Candidate(
-        _always(
-            "the largest number of a gradient is limited instead of its norm: is the L-infinity norm used?"
-        ),
-        _fixed(lambda batch: _limit(np.abs(batch.values).max(axis=1, keepdims=True))),
-    )
-    yield Candidate(
-        lambda limit: (
-            f"each number is limited to about {limit:.2g} clipping norms: is the gradient clipped by value?"
-        ),
-        _by_value,
-        _VALUES,
-    )
-    yield Candidate(
-        lambda power: f"the L{power:g} norm is limited instead of the L2 norm",
-        _power_norm,
-        _POWERS,
-        is_continuous=False,
-    )
-    yield Candidate(
-        lambda scale: f"the L1 norm divided by about {scale:.3g} is limited instead of the L2 norm",
-        _scaled_sum,
-        _NORMS,
-    )
-    groups = [("parameters", "parameter"), *([] if is_vector.all() else [("rows", "row of a parameter")])]
-    for name, what in groups:
-        yield Candidate(
-            _always(f"each {what} is clipped separately instead of the whole gradient"),
-            _fixed(_by_group(name)),
-        )
-    yield Candidate(
-        lambda size: (
-            f"parts of about {size:,.0f} numbers are clipped separately instead of the whole gradient"
-        ),
-        _by_chunk,
-        _CHUNKS,
-        is_continuous=False,
-    )
-    if is_vector.any() and not is_vector.all():
-        yield Candidate(
-            _always("weights and biases are clipped separately instead of the whole gradient"),
-            _fixed(lambda batch: _limit(batch.group_norms(is_vector[batch.parameters].astype(np.int64)))),
-        )
-        yield Candidate(
-            _always(f"the clipping norm leaves out all weight matrices: {_ALL}"),
-            _fixed(lambda batch: _limit(batch.norms(is_vector[batch.parameters]))),
-        )
-
-
-def _ranges() -> Iterator[Candidate]:
-    yield Candidate(
-        _always("gradients are not clipped: is each gradient clipped before the sum?"),
-        _fixed(lambda batch: np.ones((len(batch.values), 1))),
-    )
-    yield Candidate(
-        lambda factor: (
-            f"all gradients are multiplied by about {factor:.2g}, however long they are: is the mean or the "
-            "sum of the batch clipped instead of each gradient?"
-        ),
-        lambda factor: lambda batch: np.full((len(batch.values), 1), factor),
-        _FACTORS,
-    )
-    yield Candidate(
-        lambda cap: (
-            f"the norm is capped at about {cap:.2g} clipping norms: longer gradients are not clipped enough"
-        ),
-        _capped,
-        _CAPS,
-    )
-    yield Candidate(
-        lambda limit: (
-            f"gradients of {1e3 if limit < 1e3 else 1e6:,g} clipping norms are not clipped, but shorter "
-            "ones are: does their norm overflow?"
-        ),
-        _unclipped_beyond,
-        (100.0, 3e4),
-        is_continuous=False,
-    )
-    yield Candidate(
-        lambda norm: f"gradients are clipped at about {norm:.3g} times the claimed clipping norm",
-        _clipped_at,
-        _NORMS,
-    )
-    yield Candidate(
-        lambda power: f"gradients are divided by their norm to the power of about {power:.2g}",
-        lambda power: lambda batch: _limit(batch.norms() ** power),
-        _EXPONENTS,
-    )
-
-
-def skipped_rows(share: float) -> str:
-    """Return the cause if this share of the rows is not clipped."""
-    return f"a share of about {share:.2g} of the gradients is not clipped, the others are: are rows skipped?"
-
-
-def _mixture(found: ArrivedScores) -> Candidate:
-    """Return the kind in which one part of what arrives is clipped correctly, and another is not clipped.
-
-    If rows are skipped, a long canary arrives either as it is or clipped, so that its scores vary.
-    """
-    longest = found.lengths == found.lengths.max()
-    count = max(float(found.counts[longest].sum()), 1.0)
-    mean, square = (float(part[longest].sum()) / count for part in (found.totals, found.squares))
-    if square > _UNEVEN * mean**2:
-        return Candidate(
-            skipped_rows,
-            lambda share: lambda batch: (1 - share) * _limit(batch.norms()) + share,
-            _PARTS,
-        )
-    return Candidate(
-        lambda share: (
-            f"the raw gradient times about {share:.2g} is added to the clipped one: is something added to "
-            "the sum or to the release that is not clipped?"
-        ),
-        lambda share: lambda batch: _limit(batch.norms()) + share,
-        _PARTS,
-    )
-
-
-def _scalings() -> Iterator[Candidate]:
-    yield Candidate(
-        _always("gradients are divided by their squared norm, so that short ones become long"),
-        _fixed(lambda batch: 1 / np.maximum(np.square(batch.norms()), _TINY)),
-    )
-    yield Candidate(
-        _always("gradients are scaled to the clipping norm even if they are shorter: are they normalized?"),
-        _fixed(lambda batch: 1 / np.maximum(batch.norms(), _TINY)),
-    )
-    yield Candidate(
-        lambda factor: f"gradients shorter than the clipping norm are multiplied by about {factor:.2g}",
-        _short_times,
-        _NORMS,
-    )
-    yield Candidate(
-        lambda factor: f"every clipped gradient is multiplied by about {factor:.3g} before the release",
-        _all_times,
-        _NORMS,
-    )
+    keys = scores.shapes * number + lengths, np.where(inside < 0, -1, scores.shapes * number + inside)
+    cells = [kind == key for kind in keys for key in np.unique(kind[kind >= 0])]
+    return np.stack([cell.astype(np.float64) for cell in cells if scores.counts[cell].sum() > 0])
 
 
 def _limit(norms: FloatArray) -> FloatArray:
+    """Return the factors that limit these norms to 1."""
     factors: FloatArray = 1 / np.maximum(1.0, norms)
     return factors
 
 
-def _by_value(limit: float) -> Clip:
-    return lambda batch: 1 / np.maximum(1.0, np.abs(batch.values) / limit)
+def _largest(batch: CanaryBatch) -> FloatArray:
+    return np.asarray(np.abs(batch.values).max(axis=1, keepdims=True))
 
 
-def _power_norm(power: float) -> Clip:
-    return lambda batch: _limit((np.abs(batch.values) ** power).sum(axis=1, keepdims=True) ** (1 / power))
+def _sums(batch: CanaryBatch, power: float = 1.0) -> FloatArray:
+    return np.asarray((np.abs(batch.values) ** power).sum(axis=1, keepdims=True))
 
 
-def _by_group(name: str) -> Clip:
-    return lambda batch: _limit(batch.group_norms(getattr(batch, name)))
+_FACTORS = np.geomspace(1.05, 60.0, 24)  # above 1, of a norm or of a gradient
+_SHARES = np.geomspace(1e-4, 0.95, 40)
+_KINDS = (
+    Candidate(
+        "the largest number of a gradient is limited instead of its norm: is the L-infinity norm used?",
+        lambda batch, _: _limit(_largest(batch)),
+    ),
+    Candidate(
+        "each number is limited to about {:.2g} clipping norms: is the gradient clipped by value?",
+        lambda batch, limit: 1 / np.maximum(1.0, np.abs(batch.values) / limit),
+        np.geomspace(0.01, 8.0, 20),
+    ),
+    Candidate(
+        "the L{:g} norm is limited instead of the L2 norm",
+        lambda batch, power: _limit(_sums(batch, power) ** (1 / power)),
+        np.array([1.5, 3.0, 4.0, 6.0]),
+    ),
+    Candidate(
+        "the L1 norm divided by about {:.3g} is limited instead of the L2 norm",
+        lambda batch, scale: _limit(_sums(batch) / scale),
+        _FACTORS,
+    ),
+    Candidate(
+        "each parameter is clipped separately instead of the whole gradient",
+        lambda batch, _: _limit(batch.group_norms(batch.parameters)),
+    ),
+    Candidate(
+        "parts of about {:,.0f} numbers are clipped separately instead of the whole gradient",
+        lambda batch, size: _limit(batch.group_norms(batch.coordinates // int(size))),
+        np.array([100.0, 128.0, 256.0, 500.0, 512.0, 1000.0, 1024.0, 4096.0, 10_000.0]),
+    ),
+    Candidate(
+        "gradients are not clipped: is each gradient clipped before the sum?",
+        lambda batch, _: np.ones((len(batch.values), 1)),
+    ),
+    Candidate(
+        "all gradients are multiplied by about {:.2g}, however long they are: is the mean or the "
+        "sum of the batch clipped instead of each gradient?",
+        lambda batch, factor: np.full((len(batch.values), 1), factor),
+        np.geomspace(1e-6, 0.5, 40),
+    ),
+    Candidate(
+        "the norm is capped at about {:.2g} clipping norms: longer gradients are not clipped enough",
+        lambda batch, cap: _limit(np.minimum(batch.norms(), cap)),
+        np.geomspace(2.0, 5e5, 40),
+    ),
+    *(
+        Candidate(
+            f"gradients of {length:,g} clipping norms are not clipped, but shorter ones are: does their norm "
+            "overflow?",
+            lambda batch, limit: np.where(batch.norms() > limit, 1.0, _limit(batch.norms())),
+            np.array([limit]),
+        )
+        for length, limit in ((1e3, 100.0), (1e6, 3e4))
+    ),
+    Candidate(
+        "gradients are clipped at about {:.3g} times the claimed clipping norm",
+        lambda batch, norm: _limit(batch.norms() / norm),
+        _FACTORS,
+    ),
+    Candidate(
+        "gradients are divided by their norm to the power of about {:.2g}",
+        lambda batch, power: _limit(batch.norms() ** power),
+        np.array([0.25, 0.5, 0.75, 0.9, 2.0]),
+    ),
+    Candidate(
+        "gradients are divided by their squared norm, so that short ones become long",
+        lambda batch, _: 1 / np.maximum(np.square(batch.norms()), _TINY),
+    ),
+    Candidate(
+        "gradients are scaled to the clipping norm even if they are shorter: are they normalized?",
+        lambda batch, _: 1 / np.maximum(batch.norms(), _TINY),
+    ),
+    Candidate(
+        "gradients shorter than the clipping norm are multiplied by about {:.2g}",
+        lambda batch, factor: np.where(batch.norms() < 1, factor, _limit(batch.norms())),
+        _FACTORS,
+    ),
+    Candidate(
+        "every clipped gradient is multiplied by about {:.3g} before the release",
+        lambda batch, factor: factor * _limit(batch.norms()),
+        _FACTORS,
+    ),
+)
+"""Kinds of wrong clipping that are the same for every model."""
+SKIPPED_ROWS = "a share of about {:.2g} of the gradients is not clipped, the others are: are rows skipped?"
 
 
-def _by_chunk(size: float) -> Clip:
-    return lambda batch: _limit(batch.group_norms(batch.coordinates // int(size)))
+def _groups(is_vector: BoolArray) -> Iterator[Candidate]:
+    """Yield the kinds that depend on the dimensions of parameters."""
+    if is_vector.all():
+        return
+    yield Candidate(
+        "each row of a parameter is clipped separately instead of the whole gradient",
+        lambda batch, _: _limit(batch.group_norms(batch.rows)),
+    )
+    if is_vector.any():
+        yield Candidate(
+            "weights and biases are clipped separately instead of the whole gradient",
+            lambda batch, _: _limit(batch.group_norms(is_vector[batch.parameters].astype(np.int64))),
+        )
+        yield Candidate(
+            f"the clipping norm leaves out all weight matrices: {_ALL}",
+            lambda batch, _: _limit(batch.norms(is_vector[batch.parameters])),
+        )
 
 
-def _scaled_sum(scale: float) -> Clip:
-    return lambda batch: _limit(np.abs(batch.values).sum(axis=1, keepdims=True) / scale)
+def _parameters(names: Sequence[str], is_vector: BoolArray) -> Iterator[Candidate]:
+    """Yield the kinds that treat one parameter, one layer, or one kind such as biases, differently."""
+    if len(names) < 2:
+        return
+    for number, name in enumerate(_escaped(name) for name in names[:_MAX_PARAMETERS]):
+        yield Candidate(f"the clipping norm leaves out {name}: {_ALL}", _leaving_out(number))
+        yield Candidate(
+            f"the clipping norm leaves out a part of {name}: {_ALL}",
+            _leaving_out(number, is_partial=True),
+            np.array([0.1, 0.25, 0.5, 0.75]),
+        )
+        yield Candidate(
+            f"the clipping norm is that of {name} alone: {_ALL}",
+            _only(number),
+        )
+        yield Candidate(
+            f"{name} is not clipped, but other parameters are",
+            _sparing(number),
+        )
+    groups = defaultdict(list)
+    for number, name in enumerate(names[:_MAX_PARAMETERS]):
+        layer, _, kind = name.rpartition(".")
+        groups["layer", layer].append(number)
+        groups["kind", kind].append(number)
+    for numbers in (*groups.values(), np.flatnonzero(is_vector).tolist()):
+        if 1 < len(numbers) < len(names):
+            listed = [_escaped(names[number]) for number in numbers]
+            more = [f"{len(listed) - _MAX_NAMED} more"] if len(listed) > _MAX_NAMED else []
+            text = " and ".join([*listed[:_MAX_NAMED], *more])
+            yield Candidate(f"the clipping norm leaves out {text}: {_ALL}", _leaving_out(*numbers))
 
 
-def _without(numbers: tuple[int, ...]) -> Clip:
-    return lambda batch: _limit(batch.norms(~np.isin(batch.parameters, numbers)))
+def _escaped(name: str) -> str:
+    """Return a name of a parameter for a sentence that is formatted."""
+    return name.replace("{", "{{").replace("}", "}}")
 
 
-def _partly(number: int) -> Callable[[float], Clip]:
-    def with_share(share: float) -> Clip:
+def _leaving_out(*numbers: int, is_partial: bool = False) -> Factor:
+    def factor(batch: CanaryBatch, share: float) -> FloatArray:
+        without = _limit(batch.norms(~np.isin(batch.parameters, numbers)))
         # the mean over places that are left out or not
-        whole = _without((number,))
-        return lambda batch: share * whole(batch) + (1 - share) * _limit(batch.norms())
+        return share * without + (1 - share) * _limit(batch.norms()) if is_partial else without
 
-    return with_share
-
-
-def _spared(number: int) -> Clip:
-    return lambda batch: np.where(batch.parameters == number, 1.0, _limit(batch.norms()))
+    return factor
 
 
-def _only(number: int) -> Clip:
-    return lambda batch: _limit(batch.norms(batch.parameters == number))
+def _only(number: int) -> Factor:
+    return lambda batch, _: _limit(batch.norms(batch.parameters == number))
 
 
-def _capped(cap: float) -> Clip:
-    return lambda batch: _limit(np.minimum(batch.norms(), cap))
+def _sparing(number: int) -> Factor:
+    return lambda batch, _: np.where(batch.parameters == number, 1.0, _limit(batch.norms()))
 
 
-def _unclipped_beyond(limit: float) -> Clip:
-    return lambda batch: np.where(batch.norms() > limit, 1.0, _limit(batch.norms()))
+def _mixture(scores: CanaryScoreTable) -> Candidate:
+    """Return the kind in which one part of what arrives is clipped correctly, and another is not clipped.
 
-
-def _clipped_at(norm: float) -> Clip:
-    return lambda batch: _limit(batch.norms() / norm)
-
-
-def _short_times(factor: float) -> Clip:
-    return lambda batch: np.where(batch.norms() < 1, factor, _limit(batch.norms()))
-
-
-def _all_times(factor: float) -> Clip:
-    return lambda batch: factor * _limit(batch.norms())
+    If rows are skipped, a long canary arrives either as it is or clipped, so that its scores vary.
+    """
+    longest = scores.lengths == scores.lengths.max()
+    count = max(float(scores.counts[longest].sum()), 1.0)
+    mean, square = (float(sums[longest].sum()) / count for sums in (scores.totals, scores.squares))
+    if square > 1.5 * mean**2:  # the scores are not all alike
+        return Candidate(
+            SKIPPED_ROWS, lambda batch, share: (1 - share) * _limit(batch.norms()) + share, _SHARES
+        )
+    return Candidate(
+        "the raw gradient times about {:.2g} is added to the clipped one: is something added to "
+        "the sum or to the release that is not clipped?",
+        lambda batch, share: _limit(batch.norms()) + share,
+        _SHARES,
+    )

@@ -22,7 +22,6 @@ Leaves = Mapping[str, int] | Sequence[int]
 SKETCH = 1024  # coordinates that are kept for every step
 _MAX_COORDINATES = 2**20  # coordinates kept for a large model
 _PREFIX = 256  # leading coordinates of each leaf that are compared with those of other leaves
-_MAX_COMPARED = 64  # leaves that are compared with each other
 MAX_SAMPLED = 1024  # coordinates that an observer reads, which takes a few microseconds per step
 
 
@@ -32,7 +31,7 @@ class Layout:
 
     num_parameters: int
     leaves: tuple[tuple[str, int], ...]
-    kept: IntArray | None
+    chosen: IntArray | None
     """The coordinates of the gradient that are kept; None for all."""
     starts: IntArray
     """The start of each leaf among the kept coordinates."""
@@ -51,16 +50,17 @@ class Layout:
         named = _named(leaves, num_parameters)
         lengths = np.array([size for _, size in named], dtype=np.int64)
         offsets = np.cumsum(lengths) - lengths
-        kept = _choose(offsets, lengths)
-        coordinates = np.arange(num_parameters) if kept is None else kept
+        chosen = _choose(offsets, lengths)
+        coordinates = np.arange(num_parameters) if chosen is None else chosen
         starts = np.searchsorted(coordinates, offsets)
         sizes = np.diff(np.append(starts, coordinates.size))
-        compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), _MAX_COMPARED)).astype(np.int64))
+        max_compared = 64  # leaves that are compared with each other
+        compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), max_compared)).astype(np.int64))
         sketch = _sketched(starts, sizes, min(SKETCH, coordinates.size))
         return cls(
             num_parameters=num_parameters,
             leaves=named,
-            kept=kept,
+            chosen=chosen,
             starts=starts,
             sizes=sizes,
             sketch=sketch,
@@ -82,7 +82,7 @@ class Layout:
 
     def coordinate(self, index: int) -> int:
         """Return the coordinate of the gradient that is kept at this index."""
-        return index if self.kept is None else int(self.kept[index])
+        return index if self.chosen is None else int(self.chosen[index])
 
     def is_like(self, leaves: Leaves) -> bool:
         """Return whether gradients with these leaves have this layout."""
@@ -158,8 +158,8 @@ class CoordinateSample:
         inside = _inside(max(1, MAX_SAMPLED // len(sizes)), max(sizes))
         num_chosen = min(len(sizes), MAX_SAMPLED)
         chosen = np.unique(np.linspace(0, len(sizes) - 1, num_chosen).astype(np.int64))
-        parts = [offsets[leaf] + inside[inside < sizes[leaf]] for leaf in chosen]
-        return cls(np.concatenate(parts), tuple(part.size for part in parts))
+        coordinates = [offsets[leaf] + inside[inside < sizes[leaf]] for leaf in chosen]
+        return cls(np.concatenate(coordinates), tuple(inside.size for inside in coordinates))
 
     def named(self, names: Sequence[str]) -> Leaves:
         """Return the number of coordinates in each leaf, by name if each leaf has one of its own."""

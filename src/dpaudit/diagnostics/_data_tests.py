@@ -7,8 +7,8 @@ its sign is a fair coin in each coordinate, and its amount does not depend on th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import scipy
@@ -16,44 +16,48 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy import special
 
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
-from dpaudit.diagnostics._causes import CORRELATED_BY_DESIGN
 from dpaudit.diagnostics._dependence_tests import MAX_LAG, segments
 from dpaudit.diagnostics._noise_record import NoiseRecord
-from dpaudit.diagnostics._p_values import Check, bonferroni, chi_square_cdf, sign_sum_p_value
+from dpaudit.diagnostics._p_values import (
+    Check,
+    bonferroni,
+    chi_square_cdf,
+    sign_sum_p_value,
+)
+from dpaudit.diagnostics._registry import declare
 
 _BEFORE, _AFTER = 7, 12  # steps whose numbers, and whose amounts of noise, a step is compared with
-_MIN_STEPS = 40  # with fewer, no dependence whatever has a p-value below 9e-5
 # Weights of the 12 steps with which a straight line through their values is extrapolated to the step before.
 _EXTRAPOLATION = (4 * _AFTER + 2 - 6 * np.arange(1, _AFTER + 1)) / (_AFTER * (_AFTER - 1))
 _RANK_VARIANCE = 3 / 7 * (1 + float(_EXTRAPOLATION @ _EXTRAPOLATION))  # of a weight, for unrelated numbers
 _MOST_WEIGHT = 1.5 * (1 + float(np.abs(_EXTRAPOLATION).sum()))  # weights are at most 2/3 of it
-_USUAL_SCORE = 4.3  # standard errors that the test is most sensitive to: a p-value of 1e-4
 _WORDS = {
     "batch_size": "size of the batch",
     "sum_norm": "norm of the sum",
     "longest": "longest gradient of the batch",
     "num_canaries": "number of canaries in the batch",
 }
-_NUM_TOTALS = 2  # that are tested besides the squares
-_LOST = 2.0  # times the sum of a step that may be missing: all of it is 1, and a reversed sign 2
-_USUAL_SHARE = 0.2  # of a sum in the noise: any is detected, but shares of this size most easily
 _OLDER = MAX_LAG + 1  # stands for the mean of all sums that are older than the largest lag
 _TINY = 1e-30  # smallest norm of a vector that has a direction
 _ALL = MAX_LAG + 2  # stands for all earlier steps
 _AT_ONCE = 64  # steps
-_FEWEST = 3  # steps of a kind, so that their energies have a variance
 _AROUND = 6  # steps before and after one that are compared with it
-_SURE_LEVEL = 16  # scores around a step: of 1 canary, fewer gave p-values below 1e-3 in 15 % of correct runs
-_SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
-_STEPS_PER_LAG = 4  # that are needed to fit a filter
-_AS_CLAIMED = 0.95  # of the claimed variance: 4 % is the standard error of 1,200 numbers
-_LEFT_OVER = 0.5  # of the largest correlation, which a filter of 16 steps removes but for its own errors
 _WHEN = {
     0: "the same step",
     1: "the step before",
     _OLDER: f"more than {MAX_LAG} steps before",
     _ALL: "all steps before",
 }
+
+
+declare(
+    "noise-by-batch",
+    "noise",
+    tests="whether the amount of noise follows the batch: its size, its sum or its longest gradient",
+    matters="Noise that depends on the data reveals it by its amount.",
+    question="is the standard deviation of the noise computed from the batch?",
+    rank=2,
+)
 
 
 def noise_by_batch(record: NoiseRecord) -> Check | None:
@@ -63,20 +67,21 @@ def noise_by_batch(record: NoiseRecord) -> Check | None:
     weights. So it is compared with the numbers before it, and the amount of noise with those after it; see
     :func:`_amounts_follow`.
     """
-    energies, found = _relative_energies(record), []
+    energies, results = _relative_energies(record), []
+    min_steps = 40  # with fewer, no dependence whatever has a p-value below 9e-5
     for name in _WORDS:
         numbers = np.asarray(record.covariates[name])
         is_given = np.isfinite(numbers)
-        if np.count_nonzero(is_given) >= _MIN_STEPS:
-            found.append(
+        if np.count_nonzero(is_given) >= min_steps:
+            results.append(
                 (*_amounts_follow(energies[is_given], numbers[is_given], record.energies.size), name)
             )
-    if not found:
+    if not results:
         return None
-    p_value, estimate, name = min(found)
+    p_value, estimate, name = min(results)
     return Check(
         name="noise-by-batch",
-        p_value=bonferroni(p_value, len(found)),
+        p_value=bonferroni(p_value, len(results)),
         sentence=f"The amount of noise depends on the {_WORDS[name]}: their rank correlation is "
         f"{estimate:.2g}, unless both follow a periodic schedule that no optimizer states.",
         estimate=estimate,
@@ -114,12 +119,24 @@ def _amounts_follow(energies: FloatArray, numbers: FloatArray, width: int) -> tu
     weights = np.convolve(ranks, [1.0, *-_EXTRAPOLATION])
     half = width / 2
     variance = _RANK_VARIANCE * steps.size / half  # of the total, if numbers are unrelated
-    power = min(_USUAL_SCORE / math.sqrt(variance), half / _MOST_WEIGHT)
+    usual_score = 4.3  # standard errors that the test is most sensitive to: a p-value of 1e-4
+    power = min(usual_score / math.sqrt(variance), half / _MOST_WEIGHT)
     powers = math.copysign(power, total) * weights
     excess_log = float((special.gammaln(half + powers) - math.lgamma(half)).sum()) - power * abs(total)
     others = scipy.stats.rankdata(excess) - (steps.size + 1) / 2
     correlation = float(ranks @ others) / math.sqrt(max(float(ranks @ ranks) * float(others @ others), _TINY))
     return min(1.0, 2 * math.exp(min(0.0, max(excess_log, -(total**2) / squares / 2)))), correlation
+
+
+declare(
+    "noise-by-sum",
+    "noise",
+    tests="whether the release contains a part of this sum or an earlier one besides the sum and the noise",
+    matters="An example then contributes to more than the sum of its own step.",
+    question="is a sum or gradient left over from another step, or added again after the noise?",
+    rank=3,
+    follows=["clipping"],  # the sum is known only if it is clipped correctly
+)
 
 
 def noise_by_sum(record: NoiseRecord) -> Check | None:
@@ -133,26 +150,29 @@ def noise_by_sum(record: NoiseRecord) -> Check | None:
     The p-value is corrected for all sums and totals: half of the error rate belongs to the totals of the same
     step and of the step before, the likeliest ones, the other half to all others.
     """
-    found = [
-        (p_value, estimate, one.along.lag, one.along.words, one.along.lag <= 1 and number < _NUM_TOTALS)
-        for one in record.once("sum products", lambda: list(_products(record)))
-        for number, (p_value, estimate) in enumerate(_sum_p_values(one, record.resolution))
+    num_totals = 2  # that are tested besides the squares
+    results = [
+        (p_value, estimate, products.along, products.along.lag <= 1 and number < num_totals)
+        for products in record.once("sum products", lambda: list(_products(record)))
+        for number, (p_value, estimate) in enumerate(_sum_p_values(products, record.resolution))
     ]
-    if not found:
+    if not results:
         return None
-    num_likely = sum(is_likely for *_, is_likely in found)
-    numbers = {True: 2 * num_likely, False: 2 * (len(found) - num_likely)}
+    num_likely = sum(is_likely for *_, is_likely in results)
+    numbers = {True: 2 * num_likely, False: 2 * (len(results) - num_likely)}
     # less of the sum than claimed, as after clipping at a smaller norm, reveals less
-    found = [
-        (1.0 if one[2] == 0 and -_LOST <= one[1] < 0 else bonferroni(one[0], numbers[one[-1]]), *one[1:])
-        for one in found
+    lost = 2.0  # times the sum of a step that may be missing: all of it is 1, and a reversed sign 2
+    corrected = [
+        (1.0 if along.lag == 0 and -lost <= estimate < 0 else bonferroni(p_value, numbers[is_likely]), place)
+        for place, (p_value, estimate, along, is_likely) in enumerate(results)
     ]
-    p_value, estimate, lag, words, _ = min(found, key=lambda one: one[0])
+    p_value, best = min(corrected)
+    _, estimate, along, _ = results[best]
     return Check(
         name="noise-by-sum",
         p_value=p_value,
-        sentence=f"The release contains {estimate:.2g} times the {words} of "
-        f"{_WHEN.get(lag, f'{lag} steps before')}, besides the sum and the noise.",
+        sentence=f"The release contains {estimate:.2g} times the {along.described}, besides the sum and the "
+        "noise.",
         estimate=estimate,
     )
 
@@ -169,6 +189,11 @@ class _Components:
     squares: FloatArray
     """Their squared norms."""
 
+    @property
+    def described(self) -> str:
+        """Which vectors these are."""
+        return f"{self.words} of {_WHEN.get(self.lag, f'{self.lag} steps before')}"
+
 
 @dataclass(frozen=True, eq=False)
 class _Products:
@@ -180,15 +205,15 @@ class _Products:
 
 def _products(record: NoiseRecord) -> Iterator[_Products]:
     """Yield the products with sums at all lags, with and without canaries."""
-    for sums, words in ((record.known, "sum"), (record.known_examples, "sum of the examples")):
+    for sums, words in ((record.sums, "sum"), (record.example_sums, "sum of the examples")):
         if sums is None or not sums.any():
             continue
         squares, sizes = np.einsum("ti,ti->t", sums, sums), np.abs(sums).sum(axis=1)
         for lag in range(_OLDER):
-            parts = list(segments(record.steps))
-            pairs = [(record.rows[part][lag:], sums[part][: _before(part, lag)]) for part in parts]
+            runs = list(segments(record.steps))
+            pairs = [(record.rows[run][lag:], sums[run][: _before(run, lag)]) for run in runs]
             own_sizes, own_squares = (
-                np.concatenate([values[part][: _before(part, lag)] for part in parts])
+                np.concatenate([values[run][: _before(run, lag)] for run in runs])
                 for values in (sizes, squares)
             )
             yield _multiplied(lag, words, pairs, own_sizes, own_squares)
@@ -197,9 +222,9 @@ def _products(record: NoiseRecord) -> Iterator[_Products]:
         yield _multiplied(_OLDER, words, [(later, means)], *of_means)
 
 
-def _before(part: slice, lag: int) -> int:
+def _before(run: slice, lag: int) -> int:
     """Return how many of these consecutive steps have another of them ``lag`` steps later."""
-    count: int = part.stop - part.start - lag
+    count: int = run.stop - run.start - lag
     return max(0, count)
 
 
@@ -231,23 +256,37 @@ def _multiplied(
 
 def _sum_p_values(products: _Products, resolution: float) -> list[tuple[float, float]]:
     """Return the p-values of both totals and of the squares, each with the share of the sum in the noise."""
-    found, is_used = products.along, products.spreads > 0
+    components, is_used = products.along, products.spreads > 0
     count = int(np.count_nonzero(is_used))
     if count == 0:
         return []
-    total, spreads = float(found.values.sum()), products.spreads[is_used]
-    scores, errors = found.values[is_used] / spreads, resolution * found.sizes[is_used] / spreads
-    estimate = total / max(float(found.squares.sum()), _TINY)
+    total, spreads = float(components.values.sum()), products.spreads[is_used]
+    scores, errors = components.values[is_used] / spreads, resolution * components.sizes[is_used] / spreads
+    estimate = total / max(float(components.squares.sum()), _TINY)
     divided = max(0.0, abs(float(scores.sum())) - float(errors.sum())) / math.sqrt(count)
     energy = float((np.maximum(np.abs(scores) - errors, 0.0) ** 2).sum())
-    undivided = max(0.0, abs(total) - resolution * float(found.sizes.sum()))
-    variance, prior = float((spreads**2).sum()), _USUAL_SHARE**-2
+    undivided = max(0.0, abs(total) - resolution * float(components.sizes.sum()))
+    usual_share = 0.2  # of a sum in the noise: any is detected, but shares of this size most easily
+    variance, prior = float((spreads**2).sum()), usual_share**-2
     exponent = math.log1p(variance / prior) / 2 - undivided**2 / (variance + prior) / 2
     return [
         (math.exp(min(0.0, exponent)), estimate),
         (min(1.0, 2 * math.exp(-(divided**2) / 2)), estimate),
         (sign_sum_p_value(energy, count), estimate),
     ]
+
+
+declare(
+    "missing-direction",
+    "noise",
+    tests="the noise in the direction of the sum and of earlier releases",
+    matters="In a direction without noise, the release is the sum.",
+    question="is the noise projected, so that a direction has none, such as that of the sum or "
+    "of an earlier release?",
+    rank=17,
+    follows=["shared", "located", "low-rank-noise", "balanced-noise", "noise-by-batch"],
+    may_follow=["noise-variance"],
+)
 
 
 def missing_direction(record: NoiseRecord) -> Check | None:
@@ -259,25 +298,25 @@ def missing_direction(record: NoiseRecord) -> Check | None:
     coordinate has less noise than claimed; the total of its squares is at least as large as a chi-square
     variable. If there is less noise everywhere, it is compared with the noise that there is.
     """
-    level, found = min(1.0, record.energy / record.count), []
+    level, results = min(1.0, record.energy / record.count), []
     if level == 0:
         return None
     products = record.once("sum products", lambda: list(_products(record)))
-    for one in (*(product.along for product in products), *_with_releases(record)):
-        is_used = one.squares > 0
+    for components in (*(product.along for product in products), *_with_releases(record)):
+        is_used = components.squares > 0
         if not is_used.any():
             continue
-        largest = np.abs(one.values[is_used]) + record.resolution * one.sizes[is_used]
-        energies = largest * largest / one.squares[is_used]
+        largest = np.abs(components.values[is_used]) + record.resolution * components.sizes[is_used]
+        energies = largest * largest / components.squares[is_used]
         p_value = chi_square_cdf(float(energies.sum()) / level, energies.size)
-        share = float((one.values[is_used] ** 2 / one.squares[is_used]).mean())
-        found.append((p_value, share, f"{one.words} of {_WHEN.get(one.lag, f'{one.lag} steps before')}"))
-    if not found:
+        share = float((components.values[is_used] ** 2 / components.squares[is_used]).mean())
+        results.append((p_value, share, components.described))
+    if not results:
         return None
-    p_value, share, words = min(found)
+    p_value, share, words = min(results)
     return Check(
         name="missing-direction",
-        p_value=bonferroni(p_value, len(found)),
+        p_value=bonferroni(p_value, len(results)),
         sentence=f"The noise is {math.sqrt(share):.2g} of the claimed level in the direction of the {words}.",
         estimate=math.sqrt(share),
     )
@@ -285,18 +324,18 @@ def missing_direction(record: NoiseRecord) -> Check | None:
 
 def _with_releases(record: NoiseRecord) -> Iterator[_Components]:
     """Yield the components of the noise of steps along earlier noise and releases, which are public."""
-    rows, known = record.rows, record.known
-    for part in segments(record.steps):
-        later, earlier = rows[part][1:], rows[part][:-1]
+    rows, sums = record.rows, record.sums
+    for run in segments(record.steps):
+        later, earlier = rows[run][1:], rows[run][:-1]
         if len(later) == 0:
             continue
         vectors: list[tuple[int, str, ScoreArray]] = [(1, "noise", earlier)]
-        if known is not None and known.any():
-            releases = earlier + known[part][:-1]
+        if sums is not None and sums.any():
+            releases = earlier + sums[run][:-1]
             vectors += [(1, "release", releases), (_ALL, "releases", _running_sums(releases))]
-        for lag, words, found in vectors:
-            norms = np.sqrt(np.einsum("ti,ti->t", found, found, dtype=np.float64))
-            units = found / np.maximum(norms, _TINY)[:, None].astype(np.float32)
+        for lag, words, directions in vectors:
+            norms = np.sqrt(np.einsum("ti,ti->t", directions, directions, dtype=np.float64))
+            units = directions / np.maximum(norms, _TINY)[:, None].astype(np.float32)
             yield _Components(
                 lag=lag,
                 words=words,
@@ -312,6 +351,17 @@ def _running_sums(rows: ScoreArray) -> ScoreArray:
         total += row
         running[:] = total
     return sums
+
+
+declare(
+    "noise-by-canaries",
+    "noise",
+    tests="whether steps without canaries, or with short ones only, have other noise",
+    matters="Noise that depends on gradients reveals them by its amount.",
+    question="is the noise scaled by the gradients of the batch, such as their largest norm?",
+    rank=5,
+    follows=["clipping"],
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,25 +396,27 @@ class StepEnergies:
         around = np.array([1.0] * _AROUND + [0.0] + [1.0] * _AROUND)
         logs = weights * np.log(np.maximum(self.means, _TINY))
         sums, numbers = (np.convolve(values, around)[_AROUND:-_AROUND] for values in (logs, weights))
-        is_sure = (numbers >= _SURE_LEVEL) & (self.counts > 0)
+        sure_level = 16  # scores: of 1 canary, fewer gave p-values below 1e-3 in 15 % of correct runs
+        is_sure = (numbers >= sure_level) & (self.counts > 0)
         levels = np.exp(sums[is_sure] / numbers[is_sure])
         return StepEnergies(self.means[is_sure] / levels, self.counts[is_sure], self.kinds[is_sure])
 
     def _checks(self) -> Iterator[Check]:
         rest = self.kinds == 0
-        found = [
+        fewest = 3  # steps of a kind, so that their energies have a variance
+        p_values = [
             (self._p_value(self.kinds == kind, rest), kind)
             for kind in (1, 2)
-            if min(np.count_nonzero(self.kinds == kind), np.count_nonzero(rest)) >= _FEWEST
+            if min(np.count_nonzero(self.kinds == kind), np.count_nonzero(rest)) >= fewest
         ]
-        if not found:
+        if not p_values:
             return
-        p_value, kind = min(found)
+        p_value, kind = min(p_values)
         ratio = float(np.sqrt(self._mean(self.kinds == kind) / max(self._mean(rest), 1e-300)))
         which = "without canaries" if kind == 1 else "in which all canaries are short"
         yield Check(
             name="noise-by-canaries",
-            p_value=min(1.0, len(found) * p_value),
+            p_value=min(1.0, len(p_values) * p_value),
             sentence=f"the noise of steps {which} is {ratio:.3g} of the noise of the other steps.",
             estimate=ratio,
         )
@@ -374,11 +426,11 @@ class StepEnergies:
 
     def _p_value(self, chosen: BoolArray, rest: BoolArray) -> float:
         """Return the two-sided p-value of an F test; noise that varies has fewer degrees of freedom."""
-        one, other = self._mean(chosen), self._mean(rest)
+        mean, other_mean = self._mean(chosen), self._mean(rest)
         freedom = self._freedom(chosen), self._freedom(rest)
-        if min(one, other) <= 0:
-            return 0.0 if max(one, other) > 0 else 1.0
-        ratio = one / other
+        if min(mean, other_mean) <= 0:
+            return 0.0 if max(mean, other_mean) > 0 else 1.0
+        ratio = mean / other_mean
         tail = scipy.stats.f.sf(ratio, *freedom), scipy.stats.f.cdf(ratio, *freedom)
         return min(1.0, 2 * float(min(tail)))
 
@@ -386,54 +438,10 @@ class StepEnergies:
         """Return the degrees of freedom of the mean energy, at most the number of scores."""
         counts, means = self.counts[chosen], self.means[chosen]
         number = float(counts.sum())
-        own = self._mean(chosen)
-        varying = float(np.mean(counts * (means - own) ** 2))  # 2 own^2 if noise is the same in all steps
+        overall = self._mean(chosen)
+        varying = float(np.mean(counts * (means - overall) ** 2))  # 2 own^2 if noise is the same in all steps
         number /= 1 + 1 / (2 * _AROUND)  # the level of the steps around one has an error, too
-        return number / max(1.0, varying / (2 * own**2)) if own > 0 else number
-
-
-def with_cause_of_correlation(record: NoiseRecord, checks: Sequence[Check]) -> list[Check]:
-    """Return the checks; if steps are correlated on purpose, as in DP-FTRL, the cause says so."""
-    return [
-        replace(check, cause=CORRELATED_BY_DESIGN)
-        if check.name == "step-correlation" and check.p_value <= _SUSPICIOUS and _is_filtered(record)
-        else check
-        for check in checks
-    ]
-
-
-def _is_filtered(record: NoiseRecord) -> bool:
-    """Return whether the noise is white noise of the claimed level, passed through a causal filter.
-
-    The noise of a step is predicted from that of earlier steps, by weights that are fitted to every second
-    coordinate and applied to the others. What remains must be as large as claimed, hardly correlated between
-    steps, and unrelated to the sums. Noise that is reused or subtracted at the expense of new noise leaves
-    less than claimed.
-    """
-    rows = record.rows.astype(np.float64)
-    lags = min(MAX_LAG, len(rows) // _STEPS_PER_LAG)
-    if lags == 0 or rows.shape[1] < 2:  # one coordinate to fit, one to test
-        return False
-    totals = np.cumsum(rows, axis=0)
-    earlier = np.stack([*(rows[lags - lag : -lag] for lag in range(1, lags + 1)), totals[lags - 1 : -1]])
-    fitted = earlier[:, :, ::2].reshape(lags + 1, -1).T
-    weights = np.linalg.lstsq(fitted, rows[lags:, ::2].reshape(-1), rcond=None)[0]
-    new = rows[:, 1::2].copy()
-    new[lags:] -= np.tensordot(weights, earlier[:, :, 1::2], axes=1)
-    if float(np.square(new[lags:]).mean()) < _AS_CLAIMED:
-        return False
-    if _largest_correlation(new[lags:], lags) > _LEFT_OVER * _largest_correlation(rows, lags):
-        return False
-    sums = {"known": record.known, "known_examples": record.known_examples}
-    halves = {name: None if rows is None else rows[:, 1::2] for name, rows in sums.items()}
-    by_sum = noise_by_sum(record.with_rows(new.astype(np.float32), grid=record.grid, **halves))
-    return by_sum is None or by_sum.p_value > _SUSPICIOUS
-
-
-def _largest_correlation(rows: FloatArray, lags: int) -> float:
-    """Return the largest correlation of steps that are at most this far apart."""
-    products = [abs(float((rows[lag:] * rows[:-lag]).mean())) for lag in range(1, lags + 1)]
-    return max(products) / float(np.square(rows).mean())
+        return number / max(1.0, varying / (2 * overall**2)) if overall > 0 else number
 
 
 DATA_TESTS = (noise_by_batch, noise_by_sum, missing_direction)

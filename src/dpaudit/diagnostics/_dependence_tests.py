@@ -1,4 +1,4 @@
-"""Tests of noise that is not independent: shared at an offset, of low rank, or with a common component.
+"""Tests of noise that is not independent: repeated, shared at an offset, of low rank, or with a common part.
 
 Signs of independent symmetric noise are fair coins whatever its scales, so most of these p-values are exact
 or follow from inequalities that hold for any number of steps.
@@ -7,47 +7,35 @@ or follow from inequalities that hold for any number of steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 from scipy import fft, linalg
 
-from dpaudit._types import FloatArray, IntArray
-from dpaudit.diagnostics._noise_record import FEW_COORDINATES, NoiseRecord
+from dpaudit._types import BoolArray, FloatArray, IntArray
+from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import (
+    MAX_P_VALUE_OF_FINDING,
     RESOLUTION,
     Check,
     bonferroni,
+    pairwise_products,
     sign_correlation,
     sign_p_value,
+    sure_single_signs,
 )
+from dpaudit.diagnostics._registry import declare
 
 SingleArray: TypeAlias = npt.NDArray[np.float32]
 
 MAX_LAG = 16  # largest distance of two steps that are compared
 _FFT_ROWS, _FREQUENCIES = 256, 128  # that are transformed or multiplied together
-_FFT_ERROR = 4.0  # of a sum, in signs
-_LOG_EVIDENCE = 14.0  # at which the test of all products is most sensitive: a p-value of 1e-6
 _SHARES = (2.0, 1.0, 0.5, 1 / 16, 1 / 256)  # of the most sensitive slope
-_MAX_SLOPE = 0.2
-_ROUNDING = 1e-6  # of a bound on the evidence, which is computed in another order
-_USUAL = 0.5  # of the mean excess, above which steps at most distances share directions
-_DRIFT_BLOCK = 32  # steps
-_DRIFT_LEVEL = 1e-4
-_SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
-_SURE = 1e-4  # p-value below which a test that is explained is mentioned
-_SLOW = 0.2  # largest change of a penalty from one step to the next, in noise
-_MIN_LEAF = 16  # coordinates of a leaf that may have a decay of its own
-_NOTE = (
-    "The release contains a multiple of the weights besides the sum and the noise, as with weight decay that "
-    "is added after the noise: if it is nothing else, it is not a leak, because weights follow from earlier "
-    "releases."
-)
+SAME_NOISE = 0.95  # correlation above which noise counts as the same, if its norm is the same as well
 
 
 def segments(steps: IntArray) -> list[slice]:
@@ -55,6 +43,126 @@ def segments(steps: IntArray) -> list[slice]:
     gaps = np.flatnonzero(np.diff(steps) != 1) + 1
     edges = [0, *gaps.tolist(), len(steps)]
     return [slice(first, last) for first, last in pairwise(edges)]
+
+
+declare(
+    "repeated-noise",
+    "noise",
+    tests="whether two steps have the same noise, or a multiple of it",
+    matters="The difference of two releases with the same noise has none.",
+    question="is the generator reseeded during training, with a constant or one of a few seeds?",
+    rank=0,
+    groups=["located", "shared"],
+    may_follow=["low-rank-noise"],
+)
+
+
+def repeated_noise(record: NoiseRecord) -> Check | None:
+    """Test the pair of steps whose signs agree, or differ, most often: binomial."""
+    if min(record.rows.shape) < 2:
+        return None
+    blocks = [(record.rows, record.signs, record.steps)]
+    if len(record.few_steps) > len(record.rows):  # noise that is equal needs few coordinates
+        few = record.few_rows
+        blocks.append((few, sure_single_signs(few, record.resolution), record.few_steps))
+    return min((_repeated(*block, len(blocks)) for block in blocks), key=lambda found: found.p_value)
+
+
+def _repeated(rows: SingleArray, signs: SingleArray, steps: IntArray, num_tests: int) -> Check:
+    """Return the test of these steps, corrected for all pairs and for the number of tests."""
+    num_rows, count = signs.shape
+    first, second, counts = _most_alike(signs)
+    p_value = bonferroni(float(sign_p_value(*counts, count)), num_tests * num_rows * (num_rows - 1) / 2)
+    estimate = float(sign_correlation(*counts))
+    sentence = f"The noise of steps {steps[first]} and {steps[second]} has a correlation of {estimate:.2g}."
+    return Check(
+        name="repeated-noise",
+        p_value=p_value,
+        sentence=(_repetition(rows, steps) if p_value <= MAX_P_VALUE_OF_FINDING else None) or sentence,
+        estimate=estimate,
+    )
+
+
+def _most_alike(signs: SingleArray) -> tuple[int, int, tuple[int, int]]:
+    """Return the pair of rows with the smallest p-value, and how many of its signs agree and differ.
+
+    The search counts a coordinate without a sure sign in either row twice, so it may narrowly miss the best
+    pair. This is conservative: the p-value belongs to the pair found.
+    """
+    sure = np.abs(signs).sum(axis=1)
+    best, pair = -np.inf, (0, 1)
+    for block, dots, is_earlier in pairwise_products(signs):
+        extremes = np.abs(dots, out=dots)
+        extremes += sure[block][:, None]
+        extremes += sure[: dots.shape[1]]
+        extremes[~is_earlier] = -np.inf
+        later, earlier = np.unravel_index(int(extremes.argmax()), extremes.shape)
+        if extremes[later, earlier] > best:
+            best, pair = float(extremes[later, earlier]), (int(earlier), int(block[later]))
+    first, second = signs[pair[0]], signs[pair[1]]
+    agreeing, differing = (int(np.count_nonzero(first * second == sign)) for sign in (1, -1))
+    return *pair, (agreeing, differing)
+
+
+def _repetition(noise: SingleArray, steps: IntArray) -> str | None:
+    """Describe rows that repeat, exactly or as a multiple; None if no two rows are that similar."""
+    rows = noise.astype(np.float64)
+    lengths = np.linalg.norm(rows, axis=1)
+    same, multiple = _earlier(rows, lengths)
+    later = np.flatnonzero(multiple >= 0)
+    if later.size == 0:
+        return None
+    if 2 * np.count_nonzero(same >= 0) >= later.size:  # a few multiples may have equal norms by accident
+        return _exact_repetition(steps, same)
+    second = int(later[0])
+    first = int(multiple[second])
+    factor = rows[first] @ rows[second] / lengths[first] ** 2
+    return (
+        f"The noise of step {steps[second]} is {factor:.2g} times that of step {steps[first]}: "
+        f"in {later.size} of {len(steps)} steps, the noise is a multiple of that of an earlier step."
+    )
+
+
+def _earlier(rows: FloatArray, lengths: FloatArray) -> tuple[IntArray, IntArray]:
+    """Return, for each row, the last earlier row that is the same, and the last that is a multiple; or -1."""
+    units = np.divide(rows, lengths[:, None], out=np.zeros_like(rows), where=lengths[:, None] > 0)
+    same, multiple = np.full(len(rows), -1), np.full(len(rows), -1)
+    for block, cosines, is_earlier in pairwise_products(units.astype(np.float32)):
+        shorter = np.minimum(lengths[block][:, None], lengths[: cosines.shape[1]])
+        longer = np.maximum(lengths[block][:, None], lengths[: cosines.shape[1]])
+        same[block] = _last(is_earlier & (cosines > SAME_NOISE) & (shorter > SAME_NOISE * longer))
+        multiple[block] = _last(is_earlier & (np.abs(cosines) > SAME_NOISE))
+    return same, multiple
+
+
+def _last(mask: BoolArray) -> IntArray:
+    """Return the last true column of each row, or -1."""
+    last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
+    return np.where(mask.any(axis=1), last, -1)
+
+
+def _exact_repetition(steps: IntArray, same: IntArray) -> str:
+    later = np.flatnonzero(same >= 0)
+    gaps = steps[later] - steps[same[later]]
+    period = int(gaps.min())
+    if (gaps == period).all() and later.size == np.count_nonzero(steps >= period) > 1:
+        return f"The noise repeats every {period} steps." if period > 1 else "Every step has the same noise."
+    return (
+        f"Step {steps[later[0]]} repeats the noise of step {steps[same[later[0]]]}: "
+        f"{len(steps)} steps use only {len(steps) - later.size} distinct noise vectors."
+    )
+
+
+declare(
+    "shifted-noise",
+    "noise",
+    tests="whether coordinates at an offset share noise, in the same step or in steps up to 16 apart",
+    matters="The difference of coordinates with the same noise has none.",
+    question="is one stream of random numbers read twice, at different places, or is noise rolled?",
+    rank=7,
+    groups=["shared"],
+    may_follow=["noise-by-sum", "low-rank-noise"],
+)
 
 
 def shifted_noise(record: NoiseRecord) -> Check | None:
@@ -68,12 +176,15 @@ def shifted_noise(record: NoiseRecord) -> Check | None:
     width = signs.shape[1]
     if width < 2:
         return None
-    unsure = _FFT_ERROR + 2.0 * np.count_nonzero(signs == 0)  # each number is in at most two pairs
+    fft_error = 4.0  # of a sum, in signs
+    unsure = fft_error + 2.0 * np.count_nonzero(signs == 0)  # each number is in at most two pairs
     best, num_tests = _Offset(math.inf, 0, 0, 0.0, 1), 0
     for lag, sums, num_rows in _products(signs, segments(steps)):
         for offsets, values, counts in _offsets(sums, lag, width, num_rows):
             num_tests += values.size
-            best = min(best, _most_extreme(values, counts, unsure, lag, offsets), key=lambda one: one.bound)
+            best = min(
+                best, _most_extreme(values, counts, unsure, lag, offsets), key=lambda offset: offset.bound
+            )
     if num_tests == 0:
         return None
     estimate = float(sign_correlation((best.count + best.value) / 2, (best.count - best.value) / 2))
@@ -104,13 +215,13 @@ class _Offset:
         return " in consecutive steps" if self.lag == 1 else f" in steps {self.lag} apart"
 
 
-def _products(signs: SingleArray, parts: list[slice]) -> Iterator[tuple[int, FloatArray, int]]:
+def _products(signs: SingleArray, runs: list[slice]) -> Iterator[tuple[int, FloatArray, int]]:
     """Yield the sums of products of signs at every offset, for each distance of steps."""
     width = signs.shape[1]
     length = fft.next_fast_len(2 * width, real=True)
-    totals = np.sum([_cross_spectra(signs[part], length) for part in parts], axis=0)
+    totals = np.sum([_cross_spectra(signs[run], length) for run in runs], axis=0)
     for lag, total in enumerate(totals):
-        num_rows = sum(max(0, part.stop - part.start - lag) for part in parts)
+        num_rows = sum(max(0, run.stop - run.start - lag) for run in runs)
         if num_rows:
             sums = np.rint(fft.irfft(total, length))
             # offsets -(width - 1) to width - 1
@@ -128,16 +239,16 @@ def _cross_spectra(signs: SingleArray, length: int) -> npt.NDArray[np.complex128
     for start in range(0, len(signs), _FFT_ROWS):
         block = signs[start : start + _FFT_ROWS]
         spectra[:, start : start + len(block)] = fft.rfft(block, length, axis=1).T
-    found = np.zeros((MAX_LAG + 1, len(spectra)), dtype=np.complex128)
+    totals = np.zeros((MAX_LAG + 1, len(spectra)), dtype=np.complex128)
     for start in range(0, len(spectra), _FREQUENCIES):
-        part = slice(start, start + _FREQUENCIES)
-        later = spectra[part].reshape(-1, num_blocks, MAX_LAG)
+        chosen = slice(start, start + _FREQUENCIES)
+        later = spectra[chosen].reshape(-1, num_blocks, MAX_LAG)
         earlier = later.conj().transpose(0, 2, 1)
         same, following = earlier @ later, earlier[:, :, :-1] @ later[:, 1:]
         for lag in range(MAX_LAG + 1):
-            found[lag, part] = np.trace(same, lag, axis1=1, axis2=2, dtype=np.complex128)
-            found[lag, part] += np.trace(following, lag - MAX_LAG, axis1=1, axis2=2, dtype=np.complex128)
-    return found
+            totals[lag, chosen] = np.trace(same, lag, axis1=1, axis2=2, dtype=np.complex128)
+            totals[lag, chosen] += np.trace(following, lag - MAX_LAG, axis1=1, axis2=2, dtype=np.complex128)
+    return totals
 
 
 def _offsets(
@@ -163,6 +274,17 @@ def _most_extreme(
     return _Offset(float(bounds[best]), lag, int(offsets[best]), float(values[best]), int(counts[best]))
 
 
+declare(
+    "low-rank-noise",
+    "noise",
+    tests="whether the noise of different steps shares directions",
+    matters="In directions that the noise lacks, the release is the sum.",
+    question="is the noise drawn in a smaller space and then projected to all parameters?",
+    rank=11,
+    may_follow=["shared", "noise-by-sum"],
+)
+
+
 def low_rank_noise(record: NoiseRecord) -> Check | None:
     """Test the squared products of the signs of all pairs of steps: too large if steps share directions.
 
@@ -179,11 +301,14 @@ def low_rank_noise(record: NoiseRecord) -> Check | None:
     squares = width * np.tril(gram, -1) ** 2
     num_pairs = num_rows * (num_rows - 1) / 2
     variance = num_pairs * (1 + 2 * num_rows / (3 * width))
-    best_slope = min(_MAX_SLOPE, math.sqrt(_LOG_EVIDENCE / variance))
+    log_evidence = 14.0  # at which the test of all products is most sensitive: a p-value of 1e-6
+    max_slope = 0.2
+    best_slope = min(max_slope, math.sqrt(log_evidence / variance))
     total = float(squares.sum())
     slopes = [best_slope * share for share in _SHARES]
     log_mean = _log_mean(_most_log_evidence(gram, total, slopes))
-    if log_mean > -_ROUNDING:  # otherwise, the p-value is 1 without any decomposition
+    rounding = 1e-6  # of a bound on the evidence, which is computed in another order
+    if log_mean > -rounding:  # otherwise, the p-value is 1 without any decomposition
         log_mean = _log_mean([_log_evidence(gram, total, slope) for slope in slopes])
     share = total / num_pairs
     return Check(
@@ -203,7 +328,8 @@ def _cause_of_lag(squares: FloatArray, share: float) -> str:
     """
     excess = np.array([float(np.sum(np.diagonal(squares, -lag) - 1)) for lag in range(1, len(squares))])
     counts = np.arange(len(squares) - 1, 0, -1)
-    if float(np.median(excess / counts)) > _USUAL * (share - 1):
+    usual = 0.5  # of the mean excess, above which steps at most distances share directions
+    if float(np.median(excess / counts)) > usual * (share - 1):
         return ""
     lag = int(np.argmax(excess)) + 1
     return (
@@ -238,6 +364,18 @@ def _log_evidence(gram: FloatArray, total: float, slope: float) -> float:
     return slope * total + float(minors[:-1].sum()) / 2
 
 
+declare(
+    "common-noise",
+    "noise",
+    tests="whether the noise of all steps has one direction in common",
+    matters="What steps share is not new noise.",
+    question="do all steps share a part of their noise, or is something else added to the release?",
+    rank=12,
+    follows=["coordinate-noise", "leaf-noise"],
+    may_follow=["shared", "noise-by-sum", "low-rank-noise"],
+)
+
+
 def common_noise(record: NoiseRecord) -> Check | None:
     """Test the largest singular value of the noise, steps x coordinates, each scaled to the same size.
 
@@ -263,99 +401,6 @@ def common_noise(record: NoiseRecord) -> Check | None:
         f"{top / usual:.3g} times that of independent noise.",
         estimate=top / usual,
     )
-
-
-# Parts of the noise that are public: what stays for many steps may be, and what follows from the weights is.
-# Weight decay that is written into the gradient after the noise is an example. Weights are the first ones
-# minus a sum of earlier releases, so the decay depends on earlier sums, but reveals nothing new.
-
-
-def explained(
-    record: NoiseRecord,
-    checks: Sequence[Check],
-    tests: Mapping[str, Callable[[NoiseRecord], Check | None]],
-) -> tuple[list[Check], list[str]]:
-    """Return the checks with the largest of their p-values with and without each penalty of the weights.
-
-    Only ``tests`` are repeated, and only if they would have a finding. The largest p-value holds for correct
-    noise whatever the others are. The second list has a note if a finding is explained.
-    """
-    suspects = [check for check in checks if check.name in tests and check.p_value <= _SUSPICIOUS]
-    weights = record.weights if suspects else None
-    if weights is None:
-        return list(checks), []
-    decay = weights.astype(np.float64)
-    rests = [
-        _without(decay, record),
-        _without(decay - decay[0], record),
-        _without(np.sign(decay), record, jumps=True),
-    ]
-    found, is_explained = [], False
-    for check in checks:
-        repeats = [tests[check.name](rest) for rest in rests] if check in suspects else []
-        p_value = max([check.p_value, *(again.p_value for again in repeats if again is not None)])
-        is_explained |= check.p_value <= _SURE < _SUSPICIOUS < p_value
-        found.append(replace(check, p_value=p_value))
-    return found, [_NOTE] if is_explained else []
-
-
-def _without(penalty: FloatArray, record: NoiseRecord, *, jumps: bool = False) -> NoiseRecord:
-    """Return the record without the multiple of a penalty that is in the noise.
-
-    Penalties are weight decay, the same towards the first weights, and L1, the only one whose gradient jumps.
-
-    The multiple is the same in all steps, but may differ between leaves, and is positive: weights are drawn
-    to where the penalty is small. A gradient is no such multiple: it draws weights to where examples have
-    small losses. Decay changes slowly. Noise that is subtracted in the next step is a multiple of the weights
-    as well, but changes as fast as the noise.
-    """
-    rows, sizes = record.rows.astype(np.float64), record.layout.sketch_sizes
-    changes = np.diff(penalty, axis=0)[np.diff(record.steps) == 1]
-    energies = penalty * rows, penalty**2, changes**2, rows**2
-    product, squared, changed, own = (_by_leaf(one.sum(axis=0), sizes) for one in energies)
-    factors = np.maximum(product, 0.0) / np.maximum(squared, np.finfo(np.float64).tiny)
-    factors[(factors**2 * changed > _SLOW**2 * own) & (not jumps)] = 0.0
-    rest = (rows - penalty * np.repeat(factors, sizes)).astype(np.float32)
-    return record.with_rows(rest, few_rows=rest[:, :FEW_COORDINATES], few_steps=record.steps)
-
-
-def _by_leaf(values: FloatArray, sizes: Sequence[int]) -> FloatArray:
-    """Return the sum of each leaf; leaves of which few coordinates are kept share theirs."""
-    starts, counts = np.cumsum([0, *sizes])[:-1], np.asarray(sizes)
-    sums = np.array([values[start : start + size].sum() for start, size in zip(starts, sizes, strict=True)])
-    is_small = counts < _MIN_LEAF
-    sums[is_small] = sums[is_small].sum()
-    return sums
-
-
-def drift_note(record: NoiseRecord) -> str | None:
-    """Return a question if the noise has a mean that stays for many steps, which need not be a leak."""
-    num_rows, width = record.rows.shape
-    if num_rows < 2 * _DRIFT_BLOCK:
-        return None
-    rows = scaled_noise(record)
-    num_blocks = num_rows // _DRIFT_BLOCK
-    blocks = rows[: num_blocks * _DRIFT_BLOCK].reshape(num_blocks, _DRIFT_BLOCK, width)
-    p_values = [
-        _mean_p_value(rows[None], record.resolution),
-        _mean_p_value(blocks, record.resolution),
-    ]
-    if bonferroni(min(p_values), len(p_values)) > _DRIFT_LEVEL:
-        return None
-    return (
-        "The release contains something besides the sum and the noise that stays for many steps: does it "
-        "depend on the data? If not, as with weight decay, it is not a leak: subtract it first."
-    )
-
-
-def _mean_p_value(blocks: FloatArray, resolution: float) -> float:
-    """Return the p-value of an F test of the squared means of blocks (blocks x steps x coordinates)."""
-    num_blocks, num_rows, width = blocks.shape
-    means = np.abs(blocks.mean(axis=1))
-    within = float(blocks.var(axis=1, ddof=1).mean())
-    between = num_rows * float((np.maximum(means - resolution, 0.0) ** 2).mean())
-    freedom = num_blocks * width
-    return float(scipy.stats.f.sf(between / max(within, 1e-300), freedom, freedom * (num_rows - 1)))
 
 
 def scaled_noise(record: NoiseRecord) -> FloatArray:

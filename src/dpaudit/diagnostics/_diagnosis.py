@@ -15,45 +15,15 @@ import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, FloatArray
-from dpaudit.diagnostics._causes import LOCALIZING, NO_NOISE, SAMPLING, likely_causes
+from dpaudit.diagnostics._causes import NO_NOISE, likely_causes
 from dpaudit.diagnostics._p_values import SMALLEST_P_VALUE, Amount, Check, CheckResults, Finding
+from dpaudit.diagnostics._registry import in_group, kind_of
 from dpaudit.errors import FindingError
 
 _SHARE_OF_TESTS = 0.2  # share of the error rate for the tests; the rest is for the bound
 _MOST_CAUSES = 4  # more of them do not help
 _SHARED = 16.0  # squared sums over a leaf are never this many times too large because of repeated noise
-_SAME = 0.95  # correlation above which noise counts as repeated, not merely correlated
-_WEAK = 0.1  # correlation below which noise of low rank is a likelier cause
 _SCATTER = 1.5  # by accident, the least noise of a coordinate is below that of its leaf, but not by more
-_PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
-# Causes come before their consequences: repeated or shared noise also has unusual amounts, and shuffled
-# batches also have a fixed size.
-_ORDER = (
-    "repeated-noise",
-    "leaf-correlation",
-    "noise-by-batch",
-    "noise-by-sum",
-    "canary-arrival",
-    "noise-by-canaries",
-    "step-correlation",
-    "shifted-noise",
-    "coordinate-correlation",
-    "tied-noise",
-    "tied-pairs",
-    "low-rank-noise",
-    "common-noise",
-    *_PARTS,
-    "balanced-noise",
-    "missing-direction",
-    "missing-tail",
-    "noise-tails",
-    "noise-shape",
-    "constant-norm",
-    "noise-variance",
-    "participation-counts",
-    "batch-overlap",
-    "batch-sizes",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,33 +77,37 @@ class Diagnosis:
 
     def joined(self, *others: CheckResults) -> Diagnosis:
         """Return the diagnosis with more checks of the same run, at the same joint confidence."""
-        known = {check.name for check in self.checks}
-        certain = [finding for finding in self.findings if finding.name not in known]
+        tested = {check.name for check in self.checks}
+        certain = [finding for finding in self.findings if finding.name not in tested]
+
+        def collect(name: str) -> list[Any]:
+            return [item for results in (self, *others) for item in getattr(results, name)]
+
         return Diagnosis.of(
-            [*self.checks, *(check for other in others for check in other.checks)],
+            collect("checks"),
             confidence=self.confidence,
             certain=[*certain, *(finding for other in others for finding in other.certain)],
-            notes=[*self.notes, *(note for other in others for note in other.notes)],
+            notes=collect("notes"),
             noise=next((other.noise for other in others if other.noise is not None), self.noise),
-            not_covered=[*self.not_covered, *(one for other in others for one in other.not_covered)],
-            assumptions=[*self.assumptions, *(one for other in others for one in other.assumptions)],
+            not_covered=collect("not_covered"),
+            assumptions=collect("assumptions"),
         )
 
-    def likely_causes(self, **known: Any) -> tuple[str, ...]:
+    def likely_causes(self, **clues: Any) -> tuple[str, ...]:
         """Return likely causes of the findings; keywords are as in :func:`likely_causes`."""
         names = [finding.name for finding in self.findings]
-        own = {finding.name: finding.cause for finding in self.findings if finding.cause}
-        mean = next((one for one in self.findings if one.name == "coordinate-correlation"), None)
+        causes = {finding.name: finding.cause for finding in self.findings if finding.cause}
+        mean = next((finding for finding in self.findings if finding.name == "coordinate-correlation"), None)
         if mean is not None and mean.p_value > SMALLEST_P_VALUE > self.findings[0].p_value:
-            own.pop(mean.name, None)  # less certain than what may have caused it
-        if self.noise is not None and "noise-variance" in names and "noise-variance" not in own:
-            known = {"noise_ratio": self.noise.ratio, "interval": (self.noise.low, self.noise.high), **known}
-        return likely_causes(findings=names, own_causes=own, **known)
+            causes.pop(mean.name, None)  # less certain than what may have caused it
+        if self.noise is not None and "noise-variance" in names and "noise-variance" not in causes:
+            clues = {"noise_ratio": self.noise.ratio, "interval": (self.noise.low, self.noise.high), **clues}
+        return likely_causes(findings=names, own_causes=causes, **clues)
 
     @property
     def tests_sampling(self) -> bool:
         """Whether any of the tests is about how batches are drawn."""
-        return any(check.name in SAMPLING for check in self.checks)
+        return in_group((check.name for check in self.checks), "sampling")
 
     def raise_for_findings(self) -> None:
         """Raise :class:`dpaudit.FindingError` if there are findings."""
@@ -150,10 +124,10 @@ class Diagnosis:
 
     def table(self) -> str:
         """Return a table of all tests and their p-values, one per line."""
-        found = {finding.name for finding in self.findings}
+        failed = {finding.name for finding in self.findings}
         width = max((len(check.name) for check in self.checks), default=0)
         lines = [
-            f"{check.name:<{width}}  {check.p_value:8.2g}  {'FOUND' if check.name in found else ''}".rstrip()
+            f"{check.name:<{width}}  {check.p_value:8.2g}  {'FOUND' if check.name in failed else ''}".rstrip()
             for check in self.checks
         ]
         return "\n".join(lines)
@@ -186,9 +160,9 @@ def _finite(estimate: float) -> float | None:
 def findings_sentence(diagnosis: Diagnosis) -> str:
     """Return the numbers of findings and of tests, with their joint confidence."""
     findings, tests = len(diagnosis.findings), len(diagnosis.checks)
-    found = f"{findings or 'No'} {'finding' if findings == 1 else 'findings'}"
+    count = f"{findings or 'No'} {'finding' if findings == 1 else 'findings'}"
     run = f"{tests} {'test' if tests == 1 else 'tests'}"
-    return f"{found} in {run}, at {_validate.percent(diagnosis.confidence)} joint confidence."
+    return f"{count} in {run}, at {_validate.percent(diagnosis.confidence)} joint confidence."
 
 
 def joint_causes(diagnosis: Diagnosis | None, clues: Mapping[str, Any]) -> tuple[str, ...]:
@@ -200,11 +174,12 @@ def joint_causes(diagnosis: Diagnosis | None, clues: Mapping[str, Any]) -> tuple
     if diagnosis is None:
         return likely_causes(**clues)[:_MOST_CAUSES]
     names = {finding.name for finding in diagnosis.findings}
-    is_explained = any(finding.cause for finding in diagnosis.findings if finding.name == "noise-variance")
-    if is_explained or LOCALIZING & names or (diagnosis.noise is not None and "noise-variance" in names):
+    amount = next((finding for finding in diagnosis.findings if finding.name == "noise-variance"), None)
+    is_located = in_group(names, "located")
+    if is_located or (amount is not None and (amount.cause or diagnosis.noise is not None)):
         clues = {name: clue for name, clue in clues.items() if name not in ("noise_ratio", "interval")}
-    if LOCALIZING & names:
-        located = tuple(one for one in diagnosis.findings if one.name != "noise-variance")
+    if is_located:
+        located = tuple(finding for finding in diagnosis.findings if finding.name != "noise-variance")
         diagnosis = replace(diagnosis, findings=located)
     return diagnosis.likely_causes(**clues)[:_MOST_CAUSES]
 
@@ -234,20 +209,21 @@ def holm(p_values: ArrayLike) -> FloatArray:
     return adjusted
 
 
-def _by_certainty(finding: Finding) -> tuple[float, float, float, int]:
+def _by_certainty(finding: Finding) -> tuple[float, float, float]:
     """Return the sort key of a finding: most certain first; among the certain, causes before consequences.
 
     Among parts that lack noise, those with the least noise come first.
     """
-    order = _ORDER.index(finding.name) if finding.name in _ORDER else len(_ORDER)
-    rank, least = float(order), 0.0
-    if finding.name in _PARTS:
+    rank, least, size = kind_of(finding.name).rank, 0.0, abs(finding.estimate)
+    if finding.name in {"step-noise", "leaf-noise", "coordinate-noise"}:
         scatter = _SCATTER if finding.name == "coordinate-noise" else 1.0
-        rank, least = float(_ORDER.index(_PARTS[0])), scatter * max(finding.estimate, NO_NOISE)
+        least = scatter * max(finding.estimate, NO_NOISE)
+    same = 0.95  # correlation above which noise counts as repeated, not merely correlated
+    is_merely_correlated = finding.name == "repeated-noise" and size < same
+    weak = 0.1  # correlation below which noise of low rank is a likelier cause
+    is_weak = finding.name in {"step-correlation", "shifted-noise"} and size < weak
+    if is_merely_correlated or is_weak:
+        rank = kind_of("low-rank-noise").rank + 0.5
     if finding.name == "coordinate-correlation" and finding.estimate > _SHARED:
         rank = -1.0
-    if finding.name == "repeated-noise" and abs(finding.estimate) < _SAME:
-        rank = _ORDER.index("low-rank-noise") + 0.5
-    if finding.name in {"step-correlation", "shifted-noise"} and abs(finding.estimate) < _WEAK:
-        rank = _ORDER.index("low-rank-noise") + 0.5
-    return max(finding.p_value, SMALLEST_P_VALUE), rank, least, order
+    return max(finding.p_value, SMALLEST_P_VALUE), rank, least

@@ -19,26 +19,28 @@ from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._number_formats import FLOAT16, SINGLE
 from dpaudit.diagnostics._p_values import Check, bonferroni
+from dpaudit.diagnostics._registry import declare
 
-# Error of a number, in units of its last place. A release that is rounded once is itself on a lattice: ties
-# must be counted at 1.5 times its spacing at least, or the slack below does not cover it.
-_ROUNDINGS = 0.75
 # Noise in single precision is legitimate in any release. Half the distance of its numbers, with a margin; the
 # 2^23 numbers that jax.random.normal returns are farther apart, but the slack below covers them.
 _SINGLE_ERROR = 1.5 * SINGLE / 2
 _MAX_ERROR = 2.0**-14  # in claimed standard deviations: coarser numbers are not tested
-_MIN_MULTIPLE = 64.0  # times its error: smaller numbers may be rounding errors alone
-# On a lattice whose spacing is the tolerance, ties are 1.5 times as frequent as for continuous noise.
-_LATTICE_SLACK = 1.5
-_DENSITY_SLACK = 1.05  # the density varies within a block
 _NUM_BLOCKS, _MIN_BLOCKS, _MIN_BLOCK = 128, 4, 64
 _CODES, _EXPONENT_BIAS = 64, 48  # exponents of errors from -48 to 15
 _FRACTION_BITS, _DOUBLE_BIAS = 52, 1022  # of double precision; numbers with exponent 0 are from 1/2 to 1
-_NUM_OUTSIDE = 1 / 32  # share of the largest numbers, whose density varies too much
 _MAX_NUMBERS, _MAX_PAIRS = 2**19, 2**15
 _DISTANCES = (1, 8)  # distances of two numbers that one Box-Muller transformation returns; 8 in torch
-_PLACES_PER_UNIT = 2.0**14  # places on which numbers are sorted first
-_SUSPICIOUS = 1e-3  # p-values above it need no explanation
+
+
+declare(
+    "tied-noise",
+    "noise",
+    tests="whether the same numbers recur in the noise, whatever their places and signs",
+    matters="The low bits of a release whose noise is on a lattice reveal the sum.",
+    question="is the noise drawn in half precision, in fixed point or from a table, or used twice?",
+    rank=9,
+    follows=["shared"],  # numbers that are used twice are equal
+)
 
 
 def tied_noise(record: NoiseRecord) -> Check | None:
@@ -54,7 +56,7 @@ def tied_noise(record: NoiseRecord) -> Check | None:
     p_value, share, count = _tie_p_value(values[is_tested], order[is_tested])
     if count == 0:
         return None
-    grid = _grid(values[is_tested], order[is_tested]) if p_value < _SUSPICIOUS else None
+    grid = _grid(values[is_tested], order[is_tested]) if p_value < 1e-3 else None  # or needs no explanation
     where = (
         f": all of it is on a grid with a spacing of {grid:.2g} claimed standard deviations" if grid else ""
     )
@@ -67,12 +69,24 @@ def tied_noise(record: NoiseRecord) -> Check | None:
     )
 
 
+declare(
+    "tied-pairs",
+    "noise",
+    tests="whether pairs of numbers have the same radius or angle again and again",
+    matters="Noise that is computed from few random numbers can be searched for.",
+    question="is the noise computed from few random numbers, such as uniform numbers of few bits in a "
+    "Box-Muller transformation, or a pool of numbers that is scaled or permuted?",
+    rank=10,
+    follows=["shared", "tied-noise"],
+)
+
+
 def tied_pairs(record: NoiseRecord) -> Check | None:
     """Count ties of the radii and angles of pairs, which are uniform numbers before a Box-Muller transform.
 
     The p-value is corrected for the distances of the two numbers and for radii and angles.
     """
-    pairs, found, names = _pairs(record, record.rows.shape[1]), [], []
+    pairs, results, names = _pairs(record, record.rows.shape[1]), [], []
     most = max((_num_steps(first) for _, first, _ in pairs), default=1)
     rows, errors = _with_errors(record, slice(0, most))
     for name, first, second in pairs:
@@ -81,19 +95,19 @@ def tied_pairs(record: NoiseRecord) -> Check | None:
         x_error, y_error = errors[steps, first].ravel(), errors[steps, second].ravel()
         squares = x * x + y * y
         is_tested = _is_tested(x, x_error) & _is_tested(y, y_error)
-        x, y, x_error, y_error = (part[is_tested] for part in (x, y, x_error, y_error))
+        x, y, x_error, y_error = (values[is_tested] for values in (x, y, x_error, y_error))
         squares = squares[is_tested]
         halves = np.abs(x) * x_error + np.abs(y) * y_error
         turns = (np.abs(x) * y_error + np.abs(y) * x_error) / squares
-        found += [_tie_p_value(squares / 2, halves), _tie_p_value(np.abs(np.arctan2(y, x)), turns)]
+        results += [_tie_p_value(squares / 2, halves), _tie_p_value(np.abs(np.arctan2(y, x)), turns)]
         names += [f"radii of pairs of numbers {name}", f"angles of pairs of numbers {name}"]
-    if not any(count for _, _, count in found):
+    if not any(count for _, _, count in results):
         return None
-    best = int(np.argmin([p_value for p_value, _, _ in found]))
-    p_value, share, count = found[best]
+    best = int(np.argmin([p_value for p_value, _, _ in results]))
+    p_value, share, count = results[best]
     return Check(
         name="tied-pairs",
-        p_value=bonferroni(p_value, len(found)),
+        p_value=bonferroni(p_value, len(results)),
         sentence=f"The noise is computed from too few random numbers: {100 * share:.2g} % of {count:,} "
         f"{names[best]} equal another.",
         estimate=share,
@@ -115,9 +129,12 @@ def _num_steps(coordinates: IntArray) -> int:
 
 def _with_errors(record: NoiseRecord, steps: slice) -> tuple[FloatArray, FloatArray]:
     """Return the noise of some of the kept steps and the rounding error of each number."""
-    rows, known = record.rows[steps].astype(np.float64), record.known
-    released = np.abs(rows if known is None else rows + known[steps])
-    released *= _ROUNDINGS * record.release_precision
+    rows, sums = record.rows[steps].astype(np.float64), record.sums
+    released = np.abs(rows if sums is None else rows + sums[steps])
+    # Error of a number, in units of its last place. A release that is rounded once is itself on a lattice:
+    # ties must be counted at 1.5 times its spacing at least, or the slack for lattices does not cover it.
+    roundings = 0.75
+    released *= roundings * record.release_precision
     errors = np.abs(rows)  # in place from here on: most of the time is spent on memory
     np.maximum(errors, 1.0, out=errors)
     errors *= _SINGLE_ERROR  # of noise in single precision, which is also how it is kept
@@ -128,7 +145,8 @@ def _with_errors(record: NoiseRecord, steps: slice) -> tuple[FloatArray, FloatAr
 
 
 def _is_tested(values: FloatArray, errors: FloatArray) -> BoolArray:
-    result: BoolArray = (errors <= _MAX_ERROR) & (np.abs(values) > _MIN_MULTIPLE * errors)
+    min_multiple = 64.0  # times its error: smaller numbers may be rounding errors alone
+    result: BoolArray = (errors <= _MAX_ERROR) & (np.abs(values) > min_multiple * errors)
     return result
 
 
@@ -139,15 +157,19 @@ def _tie_p_value(values: FloatArray, errors: FloatArray) -> tuple[float, float, 
     if num_blocks < _MIN_BLOCKS:
         return 1.0, 0.0, 0
     values, errors = _sorted(values, errors)
-    inside = math.floor(count * (1 - _NUM_OUTSIDE))
+    num_outside = 1 / 32  # share of the largest numbers, whose density varies too much
+    inside = math.floor(count * (1 - num_outside))
     tolerance = errors[: inside - 1] + errors[1:inside]
     ties = int(np.count_nonzero(np.diff(values[:inside]) <= tolerance))
     edges = np.linspace(0, count - 1, num_blocks + 1).astype(np.int64)
     with np.errstate(divide="ignore"):
         density = np.diff(edges) / np.diff(values[edges])
     # in a block of equal numbers the density is infinite, and nothing is concluded
-    rates = _LATTICE_SLACK * np.repeat(density, np.diff(edges))[: inside - 1] * tolerance
-    expected = float(-np.expm1(-rates).sum()) * _DENSITY_SLACK
+    # On a lattice whose spacing is the tolerance, ties are 1.5 times as frequent as for continuous noise.
+    lattice_slack = 1.5
+    rates = lattice_slack * np.repeat(density, np.diff(edges))[: inside - 1] * tolerance
+    density_slack = 1.05  # the density varies within a block
+    expected = float(-np.expm1(-rates).sum()) * density_slack
     return _poisson_p_value(ties, expected), ties / inside, inside
 
 
@@ -173,7 +195,8 @@ def _sorted_keys(keys: npt.NDArray[np.uint64], values: FloatArray) -> npt.NDArra
     Sorting them first by 16 bits, for which there is a radix sort, takes half the time: what remains is to
     sort within short runs.
     """
-    places = np.minimum(values * _PLACES_PER_UNIT, 2.0**16 - 1).astype(np.uint16)
+    places_per_unit = 2.0**14  # places on which numbers are sorted first
+    places = np.minimum(values * places_per_unit, 2.0**16 - 1).astype(np.uint16)
     ordered = keys[np.argsort(places, kind="stable")]
     ordered.sort(kind="stable")
     return ordered
@@ -208,7 +231,7 @@ def _grid(values: FloatArray, errors: FloatArray) -> float | None:
 def _pairs(record: NoiseRecord, width: int) -> list[tuple[str, IntArray, IntArray]]:
     """Return which coordinates are compared, and how their distance is described."""
     where = np.arange(width)
-    found = [
+    pairs = [
         ("next to each other" if step == 1 else f"{step} apart", where[:-step], where[step:])
         for step in _DISTANCES
         if step < width
@@ -219,8 +242,8 @@ def _pairs(record: NoiseRecord, width: int) -> list[tuple[str, IntArray, IntArra
         others = [half + size // 2 for half, size in zip(halves, sizes, strict=True)]
         is_new = name == "vector" or len(sizes) > 1
         if is_new and sum(half.size for half in halves) > max(_DISTANCES):
-            found.append((f"half a {name} apart", np.concatenate(halves), np.concatenate(others)))
-    return found
+            pairs.append((f"half a {name} apart", np.concatenate(halves), np.concatenate(others)))
+    return pairs
 
 
 LATTICE_TESTS = (tied_noise, tied_pairs)

@@ -9,18 +9,16 @@ import numpy as np
 
 from dpaudit import _validate
 from dpaudit.diagnostics._coordinate_layout import Leaves
-from dpaudit.diagnostics._data_tests import with_cause_of_correlation
-from dpaudit.diagnostics._dependence_tests import drift_note, explained
 from dpaudit.diagnostics._diagnosis import Diagnosis
 from dpaudit.diagnostics._lattice_tests import is_coarse
 from dpaudit.diagnostics._noise_record import NoiseLog, NoiseRecord
 from dpaudit.diagnostics._noise_tests import PUBLIC_TESTS, noise_amount, noise_checks
 from dpaudit.diagnostics._p_values import RESOLUTION, Amount, CheckResults
 from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
+from dpaudit.diagnostics._public_parts import discount_weight_decay, drift_note, with_cause_of_correlation
 from dpaudit.diagnostics._step import ClaimedStep, NoiseMaximum, ObservedStep, missing_fields
 from dpaudit.errors import InputError
 
-CHUNK_STEPS = 64  # steps that are processed together
 _NEEDED = ("total", "sum_norm", "num_rows", "max_row_norm")  # by tests of what the noise depends on
 
 
@@ -49,7 +47,8 @@ class NoiseCheck:
         if step.noise is None:
             return
         self._pending.append(step)
-        if len(self._pending) == CHUNK_STEPS or self._log.num_steps == 0:
+        chunk_steps = 64  # steps that are processed together
+        if len(self._pending) == chunk_steps or self._log.num_steps == 0:
             self.flush()
 
     def flush(self) -> None:
@@ -102,7 +101,7 @@ class NoiseCheck:
 
 def noise_results(record: NoiseRecord, confidence: float) -> CheckResults:
     """Run all tests of the noise in claimed standard deviations."""
-    checks, notes = explained(record, noise_checks(record, confidence), PUBLIC_TESTS)
+    checks, notes = discount_weight_decay(record, noise_checks(record, confidence), PUBLIC_TESTS)
     amount = noise_amount(record, confidence)
     return CheckResults(
         checks=tuple(with_cause_of_correlation(record, checks)),

@@ -34,8 +34,6 @@ COVARIATES = {
 """Numbers of a step on which its noise must not depend, except for the noise multiplier that it states."""
 FEW_COORDINATES = 128
 """Coordinates that are kept for more steps, because equal noise needs few of them to be recognized."""
-END_STEPS = 512  # steps whose vectors are kept at each end, because the time of most tests is limited
-FEW_STEPS = 2048  # steps at each end whose noise is kept at a few coordinates
 _VECTORS = {"total": "known", "examples": "examples", "weights": "weights"}  # and names of keywords
 
 
@@ -51,7 +49,9 @@ class NoiseLog:
         self._leaves: Leaves | None = None  # of the latest step
         self._energies: FloatArray = np.zeros(0)  # the sum of squares of each coordinate
         self._numbers = array("d")  # of each step: energy, sum, largest noise, of how many, covariates
-        self._ends, self._few = EndRows(END_STEPS), EndRows(FEW_STEPS)
+        end_steps = 512  # steps whose vectors are kept at each end, because the time of most tests is limited
+        few_steps = 2048  # steps at each end whose noise is kept at a few coordinates
+        self._ends, self._few = EndRows(end_steps), EndRows(few_steps)
         self._formats = FormatCheck()
         self._peaks: FloatArray = np.zeros(0)  # the largest release at each coordinate of a sketch
         self._unit: float | None = None  # of a release, in clipping norms
@@ -72,8 +72,8 @@ class NoiseLog:
             self.layout = Layout.of(vectors.shape[1], steps[0].leaves)
             self._energies = np.zeros(int(self.layout.sizes.sum()))
         self._require_same_leaves(steps[-1].leaves)
-        kept = vectors if self.layout.kept is None else vectors[:, self.layout.kept]
-        noise = np.ascontiguousarray(kept, dtype=np.float64)
+        chosen = vectors if self.layout.chosen is None else vectors[:, self.layout.chosen]
+        noise = np.ascontiguousarray(chosen, dtype=np.float64)
         with np.errstate(over="ignore"):  # which the next line reports
             squares = noise * noise
         self._require_finite(noise, squares)
@@ -142,8 +142,8 @@ class NoiseLog:
         """Return the numbers at the coordinates that are kept for every step, steps x coordinates."""
         assert self.layout is not None
         values = self._stacked(vectors, name, self.layout.num_parameters)
-        kept = values if self.layout.kept is None else values[:, self.layout.kept]
-        rows = np.asarray(kept[:, self.layout.sketch], dtype=np.float64)
+        chosen = values if self.layout.chosen is None else values[:, self.layout.chosen]
+        rows = np.asarray(chosen[:, self.layout.sketch], dtype=np.float64)
         is_finite = np.isfinite(rows).all(axis=1)
         if not is_finite.all():
             raise InputError(
@@ -193,8 +193,8 @@ class NoiseLog:
             steps=self._ends.steps,
             few_rows=few * scale,
             few_steps=self._few.steps,
-            known=rows["total"] * scale if "total" in rows else None,
-            known_examples=rows["examples"] * scale if "examples" in rows else None,
+            sums=rows["total"] * scale if "total" in rows else None,
+            example_sums=rows["examples"] * scale if "examples" in rows else None,
             weights=rows.get("weights"),
             formats=self._formats,
             eps=self._eps,
@@ -314,9 +314,9 @@ class NoiseRecord:
     """The noise of the first and last 2,048 steps at a few of these coordinates."""
     few_steps: IntArray
     """The step number of each of :attr:`few_rows`."""
-    known: npt.NDArray[np.float32] | None
+    sums: npt.NDArray[np.float32] | None
     """The sums before the noise of the same steps and coordinates; None if unknown."""
-    known_examples: npt.NDArray[np.float32] | None
+    example_sums: npt.NDArray[np.float32] | None
     """The part of these sums that examples contribute; None if unknown."""
     weights: npt.NDArray[np.float32] | None
     """The weights of the model before these steps; None if unknown."""
@@ -415,7 +415,7 @@ class NoiseRecord:
     @property
     def grid(self) -> float:
         """The spacing of the grid on which all releases are, in claimed standard deviations; 0 if none."""
-        if self.unit is None or self.known is None or self.formats.is_empty:
+        if self.unit is None or self.sums is None or self.formats.is_empty:
             return 0.0
         unit = self.unit
         return self.once("grid", lambda: self.formats.grid(self.rows, unit))
@@ -440,7 +440,7 @@ def _numbers(step: ObservedStep) -> tuple[tuple[float, float] | None, list[float
             raise InputError(
                 f"Expected largest={quoted(largest)} to be a number and how many it is the largest of."
             )
-        largest = NoiseMaximum(_number("largest", largest[0]), _number("largest", largest[1]))
+        largest = NoiseMaximum(*(_number("largest", value) for value in largest))
     return largest, [_number(name, getattr(step, source)) for name, source in COVARIATES.items()]
 
 

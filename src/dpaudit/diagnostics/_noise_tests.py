@@ -1,14 +1,13 @@
-"""Tests of the noise of a training run: its amount, repetition and correlation.
+"""Tests of the noise of a training run: its amount and its correlation.
 
-Further chapters test its shape (``_shape_tests``), the values it takes (``_lattice_tests``), its dependence
-on itself (``_dependence_tests``) and on the data (``_data_tests``), and whether it is too regular
-(``_regularity_tests``).
+Further chapters test its distribution (``_distribution_tests``), the values it takes (``_lattice_tests``),
+its dependence on itself (``_dependence_tests``) and on the data (``_data_tests``).
 
 Under each null hypothesis, all noise is normal, independent, and at least as large as claimed. Each test
 names its null distribution; those shared by several tests are in ``_p_values``. To add a test, write a
 function that takes a ``NoiseRecord`` and returns a ``Check``, or None if there is too little to test.
-Register it in ``NOISE_TESTS`` below or in the list of its chapter, and add the likely cause of its finding to
-``_causes``.
+Declare its finding beside it (``_registry``), and add it to ``NOISE_TESTS`` below or to the list of its
+chapter.
 """
 
 from __future__ import annotations
@@ -19,54 +18,43 @@ from collections.abc import Callable
 import numpy as np
 import scipy
 
-from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
+from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.diagnostics._data_tests import DATA_TESTS, noise_by_sum
 from dpaudit.diagnostics._dependence_tests import (
     DEPENDENCE_TESTS,
     MAX_LAG,
-    SingleArray,
+    SAME_NOISE,
     common_noise,
     low_rank_noise,
+    repeated_noise,
     segments,
     shifted_noise,
 )
+from dpaudit.diagnostics._distribution_tests import REGULARITY_TESTS, SHAPE_TESTS, balanced_steps
 from dpaudit.diagnostics._lattice_tests import LATTICE_TESTS
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import (
+    Z_CERTAIN,
     Amount,
     Check,
     bonferroni,
     claim_p_value,
-    pairwise_products,
     share_p_value,
     sign_correlation,
     sign_p_value,
     sign_sum_p_value,
-    sure_single_signs,
 )
-from dpaudit.diagnostics._regularity_tests import REGULARITY_TESTS, balanced_steps
-from dpaudit.diagnostics._shape_tests import SHAPE_TESTS
+from dpaudit.diagnostics._registry import declare
 
-_SURE_P_VALUE = 1e-6  # corrected p-value below which a part counts as lacking noise
-_SAME = 0.95  # correlation above which noise counts as the same, if its norm is the same as well
-_SOME_NOISE = 0.1  # of the claim: a step with less may have none
-_VARYING = (
-    "is the standard deviation of the noise computed from the batch, or changed from step to step in another "
-    "way?"
-)
-_MIN_TREND = 30  # steps
-_TREND = 0.05  # smallest relative change of the noise between the first and the last tenth of the steps
-_STEADY = 0.5  # smallest rank correlation of noise and time
-_SHIFTS, _SURELY = (0.02, 10.0), 6.0  # means of the noise that are a cause, and standard errors
-_SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
+_SHIFTS = 0.02, 10.0  # means of the noise that are a cause
 
 
 def noise_checks(record: NoiseRecord, confidence: float) -> list[Check]:
     """Run all tests for which there are enough steps, leaves and coordinates."""
     if record.num_steps == 0:
         return []
-    found = [noise_variance(record, confidence), *(test(record) for test in NOISE_TESTS)]
-    return [check for check in found if check is not None]
+    checks = [noise_variance(record, confidence), *(test(record) for test in NOISE_TESTS)]
+    return [check for check in checks if check is not None]
 
 
 def noise_amount(record: NoiseRecord, confidence: float) -> Amount:
@@ -81,16 +69,37 @@ def noise_amount(record: NoiseRecord, confidence: float) -> Amount:
     )
 
 
+declare(
+    "noise-variance",
+    "noise",
+    tests="the amount of noise over all steps and coordinates",
+    matters="Less noise than claimed makes epsilon larger than claimed.",
+    rank=22,
+)
+
+
 def noise_variance(record: NoiseRecord, confidence: float) -> Check:
     """Test the sum of all squares, which is chi-square distributed if the noise is as claimed."""
-    found = noise_amount(record, confidence)
+    amount = noise_amount(record, confidence)
     return Check(
         name="noise-variance",
         p_value=float(claim_p_value(record.energy, record.count, record.resolution)),
-        sentence="There is no noise at all." if found.high == 0 else f"The noise is {found}.",
-        estimate=found.ratio,
+        sentence="There is no noise at all." if amount.high == 0 else f"The noise is {amount}.",
+        estimate=amount.ratio,
         cause=_trend(record),
     )
+
+
+declare(
+    "step-noise",
+    "noise",
+    tests="the step with the least noise",
+    matters="A step that is released without noise reveals its sum.",
+    question="is a step released without noise, such as one with an empty batch, or a micro-step?",
+    rank=13,
+    groups=["located"],
+    may_follow=["noise-by-batch", "low-rank-noise"],
+)
 
 
 def step_noise(record: NoiseRecord) -> Check | None:
@@ -98,10 +107,15 @@ def step_noise(record: NoiseRecord) -> Check | None:
     energies, size = np.asarray(record.step_energies), record.energies.size
 
     def cause(step: int) -> str:
-        has_noise = energies[step] > _SOME_NOISE**2 * size
-        return _trend(record) or (_VARYING if has_noise else "")
+        some_noise = 0.1  # of the claim: a step with less may have none
+        has_noise = energies[step] > some_noise**2 * size
+        varying = (
+            "is the standard deviation of the noise computed from the batch, or changed from step to step in "
+            "another way?"
+        )
+        return _trend(record) or (varying if has_noise else "")
 
-    return _least(record, "step", energies, size, str, cause=cause)
+    return _least(record, "step-noise", energies, size, str, cause=cause)
 
 
 def _trend(record: NoiseRecord) -> str:
@@ -109,17 +123,31 @@ def _trend(record: NoiseRecord) -> str:
     energies = np.asarray(record.step_energies)
     size = max(energies.size // 10, 3)
     ends = energies[:size], energies[-size:]
-    first, last = (float(np.sqrt(part.mean() / record.energies.size)) for part in ends)
-    if energies.size < _MIN_TREND or min(first, last) == 0 or abs(last - first) < _TREND * max(first, last):
+    first, last = (float(np.sqrt(end.mean() / record.energies.size)) for end in ends)
+    min_trend = 30  # steps
+    trend = 0.05  # smallest relative change of the noise between the first and the last tenth of the steps
+    if energies.size < min_trend or min(first, last) == 0 or abs(last - first) < trend * max(first, last):
         return ""
     order = scipy.stats.spearmanr(np.arange(energies.size), energies)
-    if abs(order.statistic) < _STEADY:  # single steps, or some of them, lack noise
+    steady = 0.5  # smallest rank correlation of noise and time
+    if abs(order.statistic) < steady:  # single steps, or some of them, lack noise
         return ""
     change = "shrinks" if last < first else "grows"
     return (
         f"the noise {change} during the run, from {first:.2g} to {last:.2g} of the claimed level: is the "
         "noise multiplier changed by a scheduler, or does the noise depend on something that changes?"
     )
+
+
+declare(
+    "leaf-noise",
+    "noise",
+    tests="the parameter tensor with the least noise",
+    matters="A parameter that is released without noise reveals its gradient.",
+    question="is a parameter skipped when noise is added, or scaled separately?",
+    rank=13,
+    groups=["located"],
+)
 
 
 def leaf_noise(record: NoiseRecord) -> Check | None:
@@ -132,23 +160,35 @@ def leaf_noise(record: NoiseRecord) -> Check | None:
         is_named = names[leaf] != str(leaf)
         return f"is {names[leaf]} skipped when noise is added, or scaled separately?" if is_named else ""
 
-    return _least(record, "leaf", energies, counts, names.__getitem__, cause=cause)
+    return _least(record, "leaf-noise", energies, counts, names.__getitem__, cause=cause)
+
+
+declare(
+    "coordinate-noise",
+    "noise",
+    tests="the coordinate with the least noise",
+    matters="A coordinate that is released without noise reveals a part of the gradient.",
+    question="are some coordinates, such as a mask or a sparse update, released without noise?",
+    rank=13,
+    groups=["located"],
+    may_follow=["low-rank-noise", "tails"],
+)
 
 
 def coordinate_noise(record: NoiseRecord) -> Check | None:
     """Test the coordinate with the least noise: some coordinates may be released without noise."""
     coordinate = record.layout.coordinate
     return _least(
-        record, "coordinate", record.energies, record.num_steps, lambda index: str(coordinate(index))
+        record, "coordinate-noise", record.energies, record.num_steps, lambda index: str(coordinate(index))
     )
 
 
 def _least(
     record: NoiseRecord,
-    part: str,
+    name: str,
     energies: FloatArray,
     counts: ArrayLike,
-    name: Callable[[int], str],
+    label: Callable[[int], str],
     *,
     cause: Callable[[int], str] = lambda _: "",
 ) -> Check | None:
@@ -163,118 +203,40 @@ def _least(
     rest = share_p_value(energies, numbers, record.energy, record.count, record.resolution)
     p_values = np.maximum(claim_p_value(energies, numbers, record.resolution), rest)
     least = int(np.argmin(p_values))
-    ratio = float(np.sqrt(energies[least] / numbers[least]))
+    ratio, unit = float(np.sqrt(energies[least] / numbers[least])), name.removesuffix("-noise")
     return Check(
-        name=f"{part}-noise",
+        name=name,
         p_value=bonferroni(p_values[least], energies.size),
-        sentence=f"The noise of {part} {name(least)} is {ratio:.2g} of the claimed level"
-        f"{_others(part, p_values)}.",
+        sentence=f"The noise of {unit} {label(least)} is {ratio:.2g} of the claimed level"
+        f"{_others(unit, p_values)}.",
         estimate=ratio,
         cause=cause(least),
     )
 
 
-def _others(part: str, p_values: FloatArray) -> str:
-    """Return how many parts have too little noise, as the end of a sentence."""
-    count = int(np.count_nonzero(p_values * p_values.size <= _SURE_P_VALUE))
-    parts = "leaves" if part == "leaf" else f"{part}s"
-    return f"; {count} of {p_values.size} {parts} have too little noise" if count > 1 else ""
+def _others(unit: str, p_values: FloatArray) -> str:
+    """Return how many steps, leaves or coordinates have too little noise, as the end of a sentence."""
+    sure_p_value = 1e-6  # corrected p-value below which a part counts as lacking noise
+    count = int(np.count_nonzero(p_values * p_values.size <= sure_p_value))
+    units = "leaves" if unit == "leaf" else f"{unit}s"
+    return f"; {count} of {p_values.size} {units} have too little noise" if count > 1 else ""
 
 
-def repeated_noise(record: NoiseRecord) -> Check | None:
-    """Test the pair of steps whose signs agree, or differ, most often: binomial."""
-    if min(record.rows.shape) < 2:
-        return None
-    parts = [(record.rows, record.signs, record.steps)]
-    if len(record.few_steps) > len(record.rows):  # noise that is equal needs few coordinates
-        few = record.few_rows
-        parts.append((few, sure_single_signs(few, record.resolution), record.few_steps))
-    return min((_repeated(*part, len(parts)) for part in parts), key=lambda found: found.p_value)
-
-
-def _repeated(rows: SingleArray, signs: SingleArray, steps: IntArray, num_tests: int) -> Check:
-    """Return the test of these steps, corrected for all pairs and for the number of tests."""
-    num_rows, count = signs.shape
-    first, second, counts = _most_alike(signs)
-    p_value = bonferroni(float(sign_p_value(*counts, count)), num_tests * num_rows * (num_rows - 1) / 2)
-    estimate = float(sign_correlation(*counts))
-    sentence = f"The noise of steps {steps[first]} and {steps[second]} has a correlation of {estimate:.2g}."
-    return Check(
-        name="repeated-noise",
-        p_value=p_value,
-        sentence=(_repetition(rows, steps) if p_value <= _SUSPICIOUS else None) or sentence,
-        estimate=estimate,
-    )
-
-
-def _most_alike(signs: SingleArray) -> tuple[int, int, tuple[int, int]]:
-    """Return the pair of rows with the smallest p-value, and how many of its signs agree and differ.
-
-    The search counts a coordinate without a sure sign in either row twice, so it may narrowly miss the best
-    pair. This is conservative: the p-value belongs to the pair found.
-    """
-    sure = np.abs(signs).sum(axis=1)
-    best, pair = -np.inf, (0, 1)
-    for block, dots, is_earlier in pairwise_products(signs):
-        extremes = np.abs(dots, out=dots)
-        extremes += sure[block][:, None]
-        extremes += sure[: dots.shape[1]]
-        extremes[~is_earlier] = -np.inf
-        later, earlier = np.unravel_index(int(extremes.argmax()), extremes.shape)
-        if extremes[later, earlier] > best:
-            best, pair = float(extremes[later, earlier]), (int(earlier), int(block[later]))
-    first, second = signs[pair[0]], signs[pair[1]]
-    agreeing, differing = (int(np.count_nonzero(first * second == sign)) for sign in (1, -1))
-    return *pair, (agreeing, differing)
-
-
-def _repetition(noise: SingleArray, steps: IntArray) -> str | None:
-    """Describe rows that repeat, exactly or as a multiple; None if no two rows are that similar."""
-    rows = noise.astype(np.float64)
-    lengths = np.linalg.norm(rows, axis=1)
-    same, multiple = _earlier(rows, lengths)
-    later = np.flatnonzero(multiple >= 0)
-    if later.size == 0:
-        return None
-    if 2 * np.count_nonzero(same >= 0) >= later.size:  # a few multiples may have equal norms by accident
-        return _exact_repetition(steps, same)
-    second = int(later[0])
-    first = int(multiple[second])
-    factor = rows[first] @ rows[second] / lengths[first] ** 2
-    return (
-        f"The noise of step {steps[second]} is {factor:.2g} times that of step {steps[first]}: "
-        f"in {later.size} of {len(steps)} steps, the noise is a multiple of that of an earlier step."
-    )
-
-
-def _earlier(rows: FloatArray, lengths: FloatArray) -> tuple[IntArray, IntArray]:
-    """Return, for each row, the last earlier row that is the same, and the last that is a multiple; or -1."""
-    units = np.divide(rows, lengths[:, None], out=np.zeros_like(rows), where=lengths[:, None] > 0)
-    same, multiple = np.full(len(rows), -1), np.full(len(rows), -1)
-    for block, cosines, is_earlier in pairwise_products(units.astype(np.float32)):
-        shorter = np.minimum(lengths[block][:, None], lengths[: cosines.shape[1]])
-        longer = np.maximum(lengths[block][:, None], lengths[: cosines.shape[1]])
-        same[block] = _last(is_earlier & (cosines > _SAME) & (shorter > _SAME * longer))
-        multiple[block] = _last(is_earlier & (np.abs(cosines) > _SAME))
-    return same, multiple
-
-
-def _last(mask: BoolArray) -> IntArray:
-    """Return the last true column of each row, or -1."""
-    last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
-    return np.where(mask.any(axis=1), last, -1)
-
-
-def _exact_repetition(steps: IntArray, same: IntArray) -> str:
-    later = np.flatnonzero(same >= 0)
-    gaps = steps[later] - steps[same[later]]
-    period = int(gaps.min())
-    if (gaps == period).all() and later.size == np.count_nonzero(steps >= period) > 1:
-        return f"The noise repeats every {period} steps." if period > 1 else "Every step has the same noise."
-    return (
-        f"Step {steps[later[0]]} repeats the noise of step {steps[same[later[0]]]}: "
-        f"{len(steps)} steps use only {len(steps) - later.size} distinct noise vectors."
-    )
+declare(
+    "step-correlation",
+    "noise",
+    tests="whether the noise of steps up to 16 apart is correlated",
+    matters="Correlated noise cancels partly in differences of releases.",
+    question="is noise from earlier steps reused, or is the subtracted sum not the one that was released?",
+    rank=6,
+    groups=["shared"],
+    may_follow=["noise-by-sum", "low-rank-noise"],
+    explains=[
+        *("low-rank-noise", "common-noise", "repeated-noise", "balanced-noise", "noise-shape"),
+        *("shifted-noise", "noise-by-batch", "noise-by-canaries", "noise-by-sum", "missing-direction"),
+        "step-noise",
+    ],
+)
 
 
 def lagged_correlation(record: NoiseRecord) -> Check | None:
@@ -286,16 +248,16 @@ def lagged_correlation(record: NoiseRecord) -> Check | None:
     num_lags = min(MAX_LAG, record.num_steps - 1)
     if num_lags < 1:
         return None
-    parts = [record.signs[part] for part in segments(record.steps)]
-    parts_sure = [part != 0 for part in parts]
-    found = []
+    runs = [record.signs[run] for run in segments(record.steps)]
+    sure_runs = [run != 0 for run in runs]
+    results = []
     for lag in range(1, num_lags + 1):
-        total = sum(float(np.vdot(part[:-lag], part[lag:])) for part in parts)
-        sure = sum(float(np.count_nonzero(part[:-lag] & part[lag:])) for part in parts_sure)
+        total = sum(float(np.vdot(run[:-lag], run[lag:])) for run in runs)
+        sure = sum(float(np.count_nonzero(run[:-lag] & run[lag:])) for run in sure_runs)
         counts = (sure + total) / 2, (sure - total) / 2
-        size = sum(part[lag:].size for part in parts)
-        found.append((float(sign_p_value(*counts, size)), lag, float(sign_correlation(*counts))))
-    p_value, lag, estimate = min(found)
+        size = sum(run[lag:].size for run in runs)
+        results.append((float(sign_p_value(*counts, size)), lag, float(sign_correlation(*counts))))
+    p_value, lag, estimate = min(results)
     apart = "consecutive steps" if lag == 1 else f"steps {lag} apart"
     return Check(
         name="step-correlation",
@@ -303,6 +265,17 @@ def lagged_correlation(record: NoiseRecord) -> Check | None:
         sentence=f"The noise of {apart} has a correlation of {estimate:.2g}.",
         estimate=estimate,
     )
+
+
+declare(
+    "leaf-correlation",
+    "noise",
+    tests="whether two parameter tensors have the same noise",
+    matters="The difference of two parameters with the same noise has none.",
+    question="does every parameter get the same PRNG key or seed?",
+    rank=1,
+    groups=["shared"],
+)
 
 
 def leaf_correlation(record: NoiseRecord) -> Check | None:
@@ -320,18 +293,30 @@ def leaf_correlation(record: NoiseRecord) -> Check | None:
     numbers = record.num_signed * np.minimum.outer(widths, widths)[upper]
     p_values, correlations = sign_p_value(agreeing, differing, numbers), sign_correlation(agreeing, differing)
     best = int(np.argmin(p_values))
-    one, other = (layout.names[layout.compared[leaf[best]]] for leaf in upper)
-    pairs = int(np.count_nonzero(np.abs(correlations) > _SAME))
+    first, second = (layout.names[layout.compared[leaf[best]]] for leaf in upper)
+    pairs = int(np.count_nonzero(np.abs(correlations) > SAME_NOISE))
     others = (
         f"; {pairs} of {numbers.size} pairs of leaves are almost perfectly correlated" if pairs > 1 else ""
     )
     return Check(
         name="leaf-correlation",
         p_value=bonferroni(p_values[best], numbers.size),
-        sentence=f"The noise of leaves {one} and {other} has a correlation of "
+        sentence=f"The noise of leaves {first} and {second} has a correlation of "
         f"{correlations[best]:.2g}{others}.",
         estimate=float(correlations[best]),
     )
+
+
+declare(
+    "coordinate-correlation",
+    "noise",
+    tests="whether coordinates share noise, or its mean is not zero",
+    matters="Noise that coordinates share cancels in their differences.",
+    question="is noise of a smaller shape broadcast, is its mean nonzero, or is the "
+    "subtracted sum not the one that was released?",
+    rank=8,
+    explains=["shared", "low-rank-noise", "common-noise", "noise-by-sum"],
+)
 
 
 def coordinate_correlation(record: NoiseRecord) -> Check | None:
@@ -356,7 +341,7 @@ def coordinate_correlation(record: NoiseRecord) -> Check | None:
 def _cause_of_mean(means: FloatArray) -> str:
     """Return the cause if the means of all steps are off in the same direction; empty if they are not."""
     mean, error = float(means.mean()), float(means.std()) / math.sqrt(means.size)
-    if not _SHIFTS[0] <= abs(mean) <= _SHIFTS[1] or abs(mean) < _SURELY * error:
+    if not _SHIFTS[0] <= abs(mean) <= _SHIFTS[1] or abs(mean) < Z_CERTAIN * error:
         return ""
     return (
         f"the mean of the noise is {mean:.3g} claimed standard deviations instead of 0: is it drawn from "

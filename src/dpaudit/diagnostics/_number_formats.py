@@ -16,16 +16,8 @@ BFLOAT16, FLOAT16, SINGLE, DOUBLE = 2.0**-7, 2.0**-10, 2.0**-23, 2.0**-52  # rel
 GRID_ERROR = 0.75
 """The error of a number on a grid, in spacings: half of it, with a margin for the sum."""
 
-_FINER = (
-    16.0  # factor by which the smallest of a few hundred numbers is certainly more precise than the largest
-)
-_SUBNORMAL = 2.0**-24  # the smallest number in float16, where it is a fixed-point format
 _GRID_SAMPLE, _MIN_SAMPLE = 8192, 64  # numbers by which a grid is found
-_MAX_DIVISOR = 4  # the smallest gap between two numbers may be a small multiple of the spacing
 _ON_GRID = 1 / 8  # largest distance of a number from the grid, in spacings
-_SAME_GRID = 1 / 64  # the same for noise, if the sum is on the grid too
-_COARSEST = 0.07  # spacing in claimed standard deviations: a coarser grid could hide that noise is missing
-_OFF_SHARE = 0.01  # of the noise, below which the sum itself is on the grid
 
 
 class FormatCheck:
@@ -45,11 +37,11 @@ class FormatCheck:
     def observe_steps(self, released: Any) -> None:
         """Add releases exactly as the steps returned them, before they are multiplied by anything."""
         values = np.asarray(released, dtype=np.float64)
-        for index, one in enumerate(values):
+        for index, row in enumerate(values):
             if self._is_precise and not np.isnan(self._spacing[0]):
                 self._observe_precise(values[index:])
                 return
-            self.observe(one)
+            self.observe(row)
 
     @property
     def _is_precise(self) -> bool:
@@ -102,11 +94,14 @@ class FormatCheck:
         ``unit`` is what 1 in a release is in units of the ``noise``. If the noise is on the same grid, so is
         the sum: then there may be no other rounding than that of the noise.
         """
-        found = float(self._spacing[0])
-        spacing = unit * (_find_spacing(self._sample) if np.isnan(found) else found)
-        if not 0 < spacing <= _COARSEST:
+        spacing_found = float(self._spacing[0])
+        spacing = unit * (_find_spacing(self._sample) if np.isnan(spacing_found) else spacing_found)
+        coarsest = 0.07  # claimed standard deviations: a coarser grid could hide that noise is missing
+        if not 0 < spacing <= coarsest:
             return 0.0
-        return spacing if _off_grid(noise, spacing, _SAME_GRID).mean() > _OFF_SHARE else 0.0
+        same_grid = 1 / 64  # the same for noise, if the sum is on the grid too
+        off_share = 0.01  # of the noise, below which the sum itself is on the grid
+        return spacing if _off_grid(noise, spacing, same_grid).mean() > off_share else 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -123,13 +118,15 @@ class FormatCheck:
         starts = np.cumsum(sizes) - sizes
         largest = np.maximum.reduceat(self._largest, starts)
         finest = np.minimum.reduceat(self._finest, starts)
-        found = np.full(sizes.size, DOUBLE)
-        found[np.logical_and.reduceat(self._is_single, starts) | (largest == 0)] = SINGLE
+        precisions = np.full(sizes.size, DOUBLE)
+        precisions[np.logical_and.reduceat(self._is_single, starts) | (largest == 0)] = SINGLE
+        finer = 16.0  # times as precise as the largest is certainly the smallest of a few hundred numbers
+        subnormal = 2.0**-24  # the smallest number in float16, where it is a fixed-point format
         for flags, eps in ((self._is_float16, FLOAT16), (self._is_bfloat16, BFLOAT16)):
             spacing = eps * np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0))))
-            is_floating = (finest < spacing / _FINER) | (finest <= _SUBNORMAL)
-            found[np.logical_and.reduceat(flags, starts) & is_floating] = eps
-        return np.repeat(found, sizes)
+            is_floating = (finest < spacing / finer) | (finest <= subnormal)
+            precisions[np.logical_and.reduceat(flags, starts) & is_floating] = eps
+        return np.repeat(precisions, sizes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for ``load_state_dict``."""
@@ -147,7 +144,8 @@ def _find_spacing(values: FloatArray) -> float:
     gaps = gaps[gaps > SINGLE * ordered[-1:].max(initial=0.0)]  # smaller ones may be rounding errors
     if values.size < _MIN_SAMPLE or gaps.size == 0:
         return 0.0
-    for divisor in range(1, _MAX_DIVISOR + 1):
+    max_divisor = 4  # the smallest gap between two numbers may be a small multiple of the spacing
+    for divisor in range(1, max_divisor + 1):
         spacing = _refined(ordered, float(gaps.min()) / divisor)
         if not _off_grid(ordered, spacing).any():
             return spacing
@@ -170,13 +168,13 @@ def _refined(ordered: FloatArray, spacing: float) -> float:
 def _off_grid(values: ScoreArray, spacing: float, tolerance: float = _ON_GRID) -> BoolArray:
     """Return which numbers are clearly not multiples of the spacing."""
     multiples = values / spacing
-    found: BoolArray = np.abs(multiples - np.rint(multiples)) > tolerance
-    return found
+    is_off: BoolArray = np.abs(multiples - np.rint(multiples)) > tolerance
+    return is_off
 
 
 def _lowest_bits(values: FloatArray) -> FloatArray:
     """Return the value of the lowest bit that is set in each number of at most 24 bits."""
     fractions, exponents = np.frexp(values)
     whole = np.abs(np.ldexp(fractions, 24)).astype(np.int64)
-    found: FloatArray = np.ldexp((whole & -whole).astype(np.float64), exponents - 24)
-    return found
+    bits: FloatArray = np.ldexp((whole & -whole).astype(np.float64), exponents - 24)
+    return bits

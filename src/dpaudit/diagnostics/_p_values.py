@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray, ScoreArra
 
 RESOLUTION = 1e-3  # in claimed standard deviations
 SMALLEST_P_VALUE = 1e-12  # smaller p-values are not more informative
+MAX_P_VALUE_OF_FINDING = 0.05  # p-values above it are not findings at any level in use
+Z_CERTAIN = 6.0  # standard errors
+Z_CLEAR = 4.5
 _SEED = 0x5EED_0F_D1A6  # unlikely to be the seed of a training run
 _BLOCK = 512  # rows whose products with all others are in memory at the same time
 _HALF = 2048  # steps that are kept at each end
@@ -200,6 +203,57 @@ def sign_sum_p_value(energy: float, count: int) -> float:
     return math.exp(-count / 2 * (share - 1 - math.log(share))) if share > 1 else 1.0
 
 
+# Counts: hypergeometric, and bounds for sums of them.
+
+
+def hypergeometric(total: int, marked: int, drawn: int) -> tuple[IntArray, FloatArray]:
+    """Return the possible numbers of marked elements among those drawn, and their probabilities."""
+    lowest, highest = max(0, drawn + marked - total), min(drawn, marked)
+    mean = drawn * marked / total
+    spread = math.sqrt(mean * (total - marked) / total) + 1
+    width = 40  # standard deviations beyond which probabilities underflow
+    low = max(lowest, math.floor(mean - width * spread))
+    high = min(highest, math.ceil(mean + width * spread))
+    values = np.arange(low, high + 1)
+    logs = _log_choose(marked, values) + _log_choose(total - marked, drawn - values)
+    probabilities = np.exp(logs - logs.max())
+    probabilities /= probabilities.sum()
+    likely = probabilities > 0  # after the division, in which the smallest underflow
+    return values[likely], probabilities[likely]
+
+
+def hypergeometric_tail(total: int, marked: int, drawn: int, observed: int) -> float:
+    """Return the probability that at least ``observed`` of those drawn are marked."""
+    values, probabilities = hypergeometric(total, marked, drawn)
+    return float(probabilities[values >= observed].sum())
+
+
+def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], observed: float, variance: float) -> float:
+    """Return an upper bound on the probability of a sum as extreme as ``observed`` (Chernoff 1952).
+
+    ``log_mgf`` is the logarithm of the mean of exp(slope x sum). Sums of counts take few values, so an exact
+    p-value would have to break ties at random; this bound does not.
+    """
+    if variance <= 0:
+        return 1.0
+    slopes = np.geomspace(min(0.05 / math.sqrt(variance), 1.0), 30.0, 12)
+    lowest = min(_lowest(lambda slope: log_mgf(slope) - slope * observed, sign * slopes) for sign in (1, -1))
+    return min(1.0, 2 * math.exp(min(lowest, 0.0)))
+
+
+def _lowest(function: Callable[[FloatArray], FloatArray], points: FloatArray) -> float:
+    """Return about the smallest value of a convex function, and none that is too small."""
+    values = function(points)
+    best = int(np.argmin(values))
+    near = np.linspace(points[max(best - 1, 0)], points[min(best + 1, points.size - 1)], 7)
+    return float(min(values[best], function(near).min()))
+
+
+def _log_choose(number: int, chosen: IntArray) -> FloatArray:
+    gammaln = special.gammaln
+    return np.asarray(gammaln(number + 1) - gammaln(chosen + 1) - gammaln(number - chosen + 1))
+
+
 # Shared by the records and tests of noise and of batches.
 
 
@@ -217,8 +271,8 @@ def pairwise_products(
     """
     for start in range(0, len(rows), _BLOCK):
         block = np.arange(start, min(start + _BLOCK, len(rows)))
-        found = rows[block] @ rows[: block[-1] + 1].T
-        yield block, found, np.arange(found.shape[1]) < block[:, None]
+        products = rows[block] @ rows[: block[-1] + 1].T
+        yield block, products, np.arange(products.shape[1]) < block[:, None]
 
 
 class HeadTailBuffer:

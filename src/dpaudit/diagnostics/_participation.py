@@ -9,14 +9,13 @@ are therefore valid at any rate. To add a test, register it in ``participation_c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy
-from scipy import special
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
@@ -26,25 +25,20 @@ from dpaudit.diagnostics._p_values import (
     Check,
     HeadTailBuffer,
     bonferroni,
+    chernoff_p_value,
     fixed_rng,
+    hypergeometric,
+    hypergeometric_tail,
     pairwise_products,
 )
+from dpaudit.diagnostics._registry import declare
 from dpaudit.errors import InputError
 
-_RECOGNIZED = 40  # examples of a batch on average, which no other batch shares by accident
 _WATCHED = 1024  # examples whose presence is kept for every step
-_MAX_PAIRS = 2**15  # pairs of counts that are compared
 _CANDIDATES = 32  # pairs of batches per block whose p-values are computed
-_WIDTH = 40  # standard deviations beyond which probabilities underflow
-_STEEPEST = 30.0  # slope of a Chernoff bound
-_NUM_SLOPES, _NUM_NEAR = 12, 7  # slopes of Chernoff bounds: over the whole range, and next to the best
-_TOGETHER = "are examples drawn together, in groups, or is the rate changed between steps?"
 
 CUT = "are large batches cut to a size? Whether an example is used then depends on the others."
-_SKIPPED = "are empty or small batches skipped, or filled up?"
-_SAME_BATCH = (
-    "is the sampler reseeded in every epoch, the data never shuffled, or a batch used several times?"
-)
+"""The cause if no batch is larger than a certain size."""
 
 
 class ParticipationRecord:
@@ -166,8 +160,8 @@ class ParticipationRecord:
 
 def _packed(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state of presences as bits, also from version 0.2, where they were booleans."""
-    parts = {name: np.asarray(state[name]) for name in ("head", "tail")}
-    bits = {name: np.packbits(rows, axis=-1) for name, rows in parts.items() if rows.dtype == np.bool_}
+    ends = {name: np.asarray(state[name]) for name in ("head", "tail")}
+    bits = {name: np.packbits(rows, axis=-1) for name, rows in ends.items() if rows.dtype == np.bool_}
     return {**state, **bits}
 
 
@@ -187,25 +181,40 @@ def participation_checks(record: ParticipationRecord, claimed: float | None) -> 
     """Run all tests for which the record and the claimed rate suffice."""
     if record.num_steps == 0:
         return []
-    found: list[Check | None] = [_with_limits(batch_sizes(record), record)]
+    checks: list[Check | None] = [_with_limits(batch_sizes(record), record)]
     if claimed is not None:
-        found.append(sample_rate(record, claimed))
+        checks.append(sample_rate(record, claimed))
     if record.has_members:
-        found += [
+        checks += [
             participation_counts(record),
             batch_overlap(record),
             repeated_batches(record),
             duplicate_examples(record),
         ]
         if claimed is not None:
-            found.append(favoured_example(record, claimed))
-    return [check for check in found if check is not None]
+            checks.append(favoured_example(record, claimed))
+    return [check for check in checks if check is not None]
+
+
+declare(
+    "batch-sizes",
+    "batches",
+    tests="how much the sizes of batches vary",
+    matters="Amplification holds for Poisson sampling, whose batches vary in size.",
+    question="are batches of a fixed size accounted for as Poisson sampling?",
+    rank=25,
+    groups=["sampling"],
+)
 
 
 def batch_sizes(record: ParticipationRecord) -> Check | None:
     """Test how much batch sizes vary: fixed ones do not at all, those of groups too much."""
-    found = _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
-    return found if found is None or found.estimate <= 1 else replace(found, cause=_TOGETHER)
+    check = _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
+    if check is None or check.estimate <= 1:
+        return check
+    return replace(
+        check, cause="are examples drawn together, in groups, or is the rate changed between steps?"
+    )
 
 
 def _with_limits(spread: Check | None, record: ParticipationRecord) -> Check | None:
@@ -225,7 +234,9 @@ def _with_limits(spread: Check | None, record: ParticipationRecord) -> Check | N
     joint = min(1.0, 2 * min(spread.p_value, 2 * below, 2 * above))
     if spread.p_value <= max(2 * min(below, above), SMALLEST_P_VALUE):  # the spread explains it
         return replace(spread, p_value=joint)
-    limit, word, cause = (high, "more", CUT) if below <= above else (low, "fewer", _SKIPPED)
+    limit, word, cause = low, "fewer", "are empty or small batches skipped, or filled up?"
+    if below <= above:
+        limit, word, cause = high, "more", CUT
     count = record.sizes.count(limit)
     return Check(
         name=spread.name,
@@ -237,6 +248,17 @@ def _with_limits(spread: Check | None, record: ParticipationRecord) -> Check | N
     )
 
 
+declare(
+    "participation-counts",
+    "batches",
+    tests="how much the number of batches varies that contain an example",
+    matters="Amplification holds for Poisson sampling, in which every draw is independent.",
+    question="are shuffled epochs or weighted draws accounted for as Poisson sampling?",
+    rank=23,
+    groups=["sampling"],
+)
+
+
 def participation_counts(record: ParticipationRecord) -> Check | None:
     """Test how much participation counts vary: in shuffled epochs, all examples take part equally often."""
     order = fixed_rng(4).permutation(record.num_examples)
@@ -246,7 +268,8 @@ def participation_counts(record: ParticipationRecord) -> Check | None:
 
 def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None:
     """Test squared differences of pairs of counts, given their sums, with a Chernoff bound."""
-    pairs = counts[: counts.size // 2 * 2].reshape(-1, 2)[:_MAX_PAIRS]
+    max_pairs = 2**15  # pairs of counts that are compared
+    pairs = counts[: counts.size // 2 * 2].reshape(-1, 2)[:max_pairs]
     if len(pairs) == 0:
         return None
     sums, multiplicities = np.unique(pairs.sum(axis=1), return_counts=True)
@@ -282,14 +305,25 @@ def _log_mgf(slopes: FloatArray, values: FloatArray, logs: FloatArray, starts: I
 
     The values of each variable, with the logarithms of their probabilities, begin at one of ``starts``.
     """
-    counts, found = np.diff([*starts, values.size]), np.empty((slopes.size, starts.size))
-    for slope, row in zip(slopes, found, strict=True):  # one at a time fits into a cache
+    counts, result = np.diff([*starts, values.size]), np.empty((slopes.size, starts.size))
+    for slope, row in zip(slopes, result, strict=True):  # one at a time fits into a cache
         powers = slope * values
         powers += logs
         tops = np.maximum.reduceat(powers, starts)
         powers -= np.repeat(tops, counts)
         row[:] = tops + np.log(np.add.reduceat(np.exp(powers, out=powers), starts))
-    return found
+    return result
+
+
+declare(
+    "sample-rate",
+    "batches",
+    tests="how often examples are drawn",
+    matters="Examples that are drawn more often than claimed lose more privacy.",
+    question="does the sampling rate or the data set size differ from the one in the accounting?",
+    groups=["sampling"],
+    follows=["duplicate-examples"],  # several batches for one step
+)
 
 
 def sample_rate(record: ParticipationRecord, claimed: float) -> Check:
@@ -362,26 +396,30 @@ def repeated_batches(record: ParticipationRecord) -> Check | None:
     Epochs in a fixed order repeat their batches.
     """
     # as many examples as are needed to recognize a batch
-    watched = min(record.watched.size, math.ceil(_RECOGNIZED / max(record.drawn_rate, 1e-9)))
+    recognized = 40  # examples of a batch on average, which no other batch shares by accident
+    watched = min(record.watched.size, math.ceil(recognized / max(record.drawn_rate, 1e-9)))
     present = np.unpackbits(record.presences.rows, axis=1, count=watched).astype(np.float32)
     if len(present) < 2:
         return None
     steps = record.presences.steps
     sizes = present.sum(axis=1)
     best, pair, common = 1.0, (0, 1), 0.0
-    for one, other, shared in _candidates(present, sizes):
-        p_value = hypergeometric_tail(watched, int(sizes[one]), int(sizes[other]), int(shared))
+    for first, second, shared in _candidates(present, sizes):
+        p_value = hypergeometric_tail(watched, int(sizes[first]), int(sizes[second]), int(shared))
         if p_value < best:
-            best, pair, common = p_value, (one, other), shared
+            best, pair, common = p_value, (first, second), shared
     most = float(min(sizes[list(pair)]))
     share = common / most if most > 0 else 0.0
+    same_batch = (
+        "is the sampler reseeded in every epoch, the data never shuffled, or a batch used several times?"
+    )
     return Check(
         name="repeated-batches",
         p_value=bonferroni(best, len(present) * (len(present) - 1) / 2),
         sentence=f"The batches of steps {steps[pair[0]]} and {steps[pair[1]]} share {100 * share:.3g} % "
         "of the smaller one.",
         estimate=share,
-        cause=_SAME_BATCH if share == 1 else "",
+        cause=same_batch if share == 1 else "",
     )
 
 
@@ -403,50 +441,3 @@ def _candidates(present: npt.NDArray[np.float32], sizes: FloatArray) -> Iterator
 def _largest(values: FloatArray) -> IntArray:
     """Return the places of the largest values, as many as there are candidates, in any order."""
     return np.argpartition(values, -min(_CANDIDATES, values.size))[-_CANDIDATES:]
-
-
-def hypergeometric(total: int, marked: int, drawn: int) -> tuple[IntArray, FloatArray]:
-    """Return the possible numbers of marked elements among those drawn, and their probabilities."""
-    lowest, highest = max(0, drawn + marked - total), min(drawn, marked)
-    mean = drawn * marked / total
-    spread = math.sqrt(mean * (total - marked) / total) + 1
-    low = max(lowest, math.floor(mean - _WIDTH * spread))
-    high = min(highest, math.ceil(mean + _WIDTH * spread))
-    values = np.arange(low, high + 1)
-    logs = _log_choose(marked, values) + _log_choose(total - marked, drawn - values)
-    probabilities = np.exp(logs - logs.max())
-    probabilities /= probabilities.sum()
-    likely = probabilities > 0  # after the division, in which the smallest underflow
-    return values[likely], probabilities[likely]
-
-
-def hypergeometric_tail(total: int, marked: int, drawn: int, observed: int) -> float:
-    """Return the probability that at least ``observed`` of those drawn are marked."""
-    values, probabilities = hypergeometric(total, marked, drawn)
-    return float(probabilities[values >= observed].sum())
-
-
-def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], observed: float, variance: float) -> float:
-    """Return an upper bound on the probability of a sum as extreme as ``observed`` (Chernoff 1952).
-
-    ``log_mgf`` is the logarithm of the mean of exp(slope x sum). Sums of counts take few values, so an exact
-    p-value would have to break ties at random; this bound does not.
-    """
-    if variance <= 0:
-        return 1.0
-    slopes = np.geomspace(min(0.05 / math.sqrt(variance), 1.0), _STEEPEST, _NUM_SLOPES)
-    lowest = min(_lowest(lambda slope: log_mgf(slope) - slope * observed, sign * slopes) for sign in (1, -1))
-    return min(1.0, 2 * math.exp(min(lowest, 0.0)))
-
-
-def _lowest(function: Callable[[FloatArray], FloatArray], points: FloatArray) -> float:
-    """Return about the smallest value of a convex function, and none that is too small."""
-    values = function(points)
-    best = int(np.argmin(values))
-    near = np.linspace(points[max(best - 1, 0)], points[min(best + 1, points.size - 1)], _NUM_NEAR)
-    return float(min(values[best], function(near).min()))
-
-
-def _log_choose(number: int, chosen: IntArray) -> FloatArray:
-    gammaln = special.gammaln
-    return np.asarray(gammaln(number + 1) - gammaln(chosen + 1) - gammaln(number - chosen + 1))

@@ -11,7 +11,8 @@ passes over the data.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,37 +21,24 @@ import scipy
 
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.diagnostics._p_values import RESOLUTION, Check, HeadTailBuffer, bonferroni, pairwise_products
-from dpaudit.diagnostics._participation import chernoff_p_value, hypergeometric
+from dpaudit.diagnostics._p_values import (
+    RESOLUTION,
+    Check,
+    HeadTailBuffer,
+    bonferroni,
+    chernoff_p_value,
+    hypergeometric,
+    pairwise_products,
+)
+from dpaudit.diagnostics._participation import ParticipationRecord, batch_sizes, sample_rate
+from dpaudit.diagnostics._registry import declare
 
 _MAX_DIGESTS = 2**18  # that are followed; if there are more, every second one is dropped
 _NUM_BUCKETS = 1024  # whose presence is kept for every step
-_BUCKETS_PER_ROW = 4  # so that most buckets are empty
 _FEWEST_PASSES = 3.0  # over the data, after which rows that change have become more than the examples
 _FEWEST_SHARED = 10.0  # expected number of shared rows below which a test shows nothing
 _COPIES_SHARE, _MORE_COPIES = 0.01, 16  # digests beyond the number of examples, for rare coincidences
 _CALL = "pass the batches to recorder.observe_batch(indices, num_examples) in each step"
-_TOO_RARE = (
-    "participation and overlap are not tested, because rows of the batches occur again too rarely, as in "
-    f"fewer than three passes over the data or with augmentation, or in every step: {_CALL}"
-)
-_NOT_THE_EXAMPLES = (
-    "participation and overlap are not tested, because the batches have more different rows than the data "
-    f"set has examples (is num_examples right, or is the data augmented?): {_CALL}"
-)
-_TOO_MANY = (
-    f"participation is not tested, because there are more than {_MAX_DIGESTS:,} different rows: {_CALL}"
-)
-_UNKNOWN_NUMBER = (
-    "which examples are drawn is not tested: pass num_examples=, the number of examples in the data set, to "
-    "observe() if each of them is always the same row"
-)
-
-
-_UNRANKED = (
-    "whether some examples are drawn more often than others is not tested, because too many may be "
-    f"identical: {_CALL}"
-)
 
 
 class RowRecord:
@@ -82,19 +70,21 @@ class RowRecord:
         if not self.has_all:
             followed = values < np.uint64(self._highest)
             values, copies = values[followed], copies[followed]
-        found, start = self._found, len(self._found)
-        places = np.array([found.setdefault(value, len(found)) for value in values.tolist()], dtype=np.int64)
-        self._arrays = self._arrays.grown(len(found))
+        places_of, start = self._found, len(self._found)
+        places = np.array(
+            [places_of.setdefault(value, len(places_of)) for value in values.tolist()], dtype=np.int64
+        )
+        self._arrays = self._arrays.grown(len(places_of))
         arrays = self._arrays
-        arrays.last[start : len(found)] = -2
+        arrays.last[start : len(places_of)] = -2
         arrays.next_to[places] += arrays.last[places] == self.num_steps - 1
         arrays.steps[places] += 1
         arrays.last[places] = self.num_steps
         arrays.has_copies[places] |= copies > 1
         self.num_steps += 1
-        while len(found) > _MAX_DIGESTS:
+        while len(places_of) > _MAX_DIGESTS:
             self._thin_out()
-            found = self._found
+            places_of = self._found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for ``load_state_dict``."""
@@ -117,7 +107,8 @@ class RowRecord:
 
     def _keep_presence(self, values: npt.NDArray[np.uint64]) -> None:
         if self._num_classes == 0:  # set by the first batch alone
-            self._num_classes = max(_NUM_BUCKETS, _BUCKETS_PER_ROW * len(values))
+            buckets_per_row = 4  # so that most buckets are empty
+            self._num_classes = max(_NUM_BUCKETS, buckets_per_row * len(values))
         buckets = (values % np.uint64(self._num_classes)).astype(np.int64)
         present = np.zeros(_NUM_BUCKETS, dtype=np.bool_)
         present[buckets[buckets < _NUM_BUCKETS]] = True
@@ -126,30 +117,53 @@ class RowRecord:
     def _thin_out(self) -> None:
         """Drop half of the digests, by their values, which say nothing about the steps."""
         self._highest //= 2
-        kept = [(value, place) for value, place in self._found.items() if value < self._highest]
-        self._arrays = self._arrays.at([place for _, place in kept])
-        self._found = {value: place for place, (value, _) in enumerate(kept)}
+        remaining = [(value, place) for value, place in self._found.items() if value < self._highest]
+        self._arrays = self._arrays.at([place for _, place in remaining])
+        self._found = {value: place for place, (value, _) in enumerate(remaining)}
 
     def checks(self, sample_rate: float | None) -> tuple[list[Check], list[str]]:
         """Run all tests for which rows and claim suffice; return what is not tested, too."""
         if not sample_rate or sample_rate >= 1 or self.num_steps == 0:
             return [], []
-        if self.num_examples is None:
-            return [], [_UNKNOWN_NUMBER]
-        if not self.has_all:
-            return [], [_TOO_MANY]
-        if not self.are_examples:
-            return [], [_NOT_THE_EXAMPLES]
+        why_not = self._why_not_tested()
+        if why_not or self.num_examples is None:
+            return [], [why_not]
         overlap = batch_overlap_of_rows(self, sample_rate)
         if overlap is None or sample_rate * self.num_steps < _FEWEST_PASSES:
-            return [], [_TOO_RARE]
-        found = [
+            return [], [
+                "participation and overlap are not tested, because rows of the batches occur again too "
+                "rarely, as in fewer than three passes over the data or with augmentation, or in every step: "
+                f"{_CALL}"
+            ]
+        checks = [
             overlap,
             repeated_rows(self._presences.rows, self._presences.steps),
             most_frequent_row(self, self.num_examples, sample_rate),
             copied_rows(self, self.num_examples),
         ]
-        return [check for check in found if check is not None], [_UNRANKED] if found[2] is None else []
+        unranked = (
+            "whether some examples are drawn more often than others is not tested, because too many may be "
+            f"identical: {_CALL}"
+        )
+        return [check for check in checks if check is not None], [unranked] if checks[2] is None else []
+
+    def _why_not_tested(self) -> str:
+        if self.num_examples is None:
+            return (
+                "which examples are drawn is not tested: pass num_examples=, the number of examples in "
+                "the data set, to observe() if each of them is always the same row"
+            )
+        if not self.has_all:
+            return (
+                f"participation is not tested, because there are more than {_MAX_DIGESTS:,} different rows: "
+                f"{_CALL}"
+            )
+        if self.are_examples:
+            return ""
+        return (
+            "participation and overlap are not tested, because the batches have more different rows than the "
+            f"data set has examples (is num_examples right, or is the data augmented?): {_CALL}"
+        )
 
     @property
     def assumption(self) -> str:
@@ -189,10 +203,10 @@ class _DigestCounts:
         return self.steps, self.next_to, self.last, self.has_copies
 
     def at(self, places: Any) -> _DigestCounts:
-        return _DigestCounts(*(part[places] for part in self._each()))
+        return _DigestCounts(*(values[places] for values in self._each()))
 
     def first(self, size: int) -> _DigestCounts:
-        return _DigestCounts(*(part[:size] for part in self._each()))
+        return _DigestCounts(*(values[:size] for values in self._each()))
 
     def grown(self, size: int) -> _DigestCounts:
         """Return arrays with room for at least this many digests."""
@@ -200,6 +214,17 @@ class _DigestCounts:
             return self
         more = _DigestCounts.empty(max(size, 2 * len(self.steps)) - len(self.steps))
         return _DigestCounts(*map(np.concatenate, zip(self._each(), more._each(), strict=True)))
+
+
+declare(
+    "batch-overlap",
+    "batches",
+    tests="how many examples consecutive batches share",
+    matters="Amplification holds for Poisson sampling, in which every draw is independent.",
+    question="are shuffled epochs or weighted draws accounted for as Poisson sampling?",
+    rank=24,
+    groups=["sampling"],
+)
 
 
 def batch_overlap_of_rows(record: RowRecord, claimed: float) -> Check | None:
@@ -216,11 +241,11 @@ def batch_overlap_of_rows(record: RowRecord, claimed: float) -> Check | None:
     variance = float(multiplicities @ variances)
     if min(expected, variance) < _FEWEST_SHARED:
         return None
-    parts = [hypergeometric(total, int(number) - 1, int(number)) for number in numbers]
+    distributions = [hypergeometric(total, int(number) - 1, int(number)) for number in numbers]
 
     def log_mgf(slopes: FloatArray) -> FloatArray:
         logs = []
-        for values, probabilities in parts:
+        for values, probabilities in distributions:
             each = slopes[:, None] * values + np.log(probabilities)
             top = each.max(axis=1)
             logs.append(top + np.log(np.exp(each - top[:, None]).sum(axis=1)))
@@ -244,6 +269,16 @@ def _overlap_variance(numbers: FloatArray, total: int) -> FloatArray:
     """Return the variance of a hypergeometric number: of k drawn from ``total``, k - 1 of which count."""
     share = (numbers - 1) / total
     return numbers * share * (1 - share) * (total - numbers) / max(total - 1, 1)
+
+
+declare(
+    "repeated-batches",
+    "batches",
+    tests="whether two batches share too many examples",
+    matters="Batches that repeat are not independent draws.",
+    question="is the sampler reseeded in every epoch, or is the data never shuffled?",
+    explains=["sampling"],
+)
 
 
 def repeated_rows(present: BoolArray, steps: IntArray) -> Check | None:
@@ -287,6 +322,15 @@ def _shared_p_value(most: float, both: FloatArray) -> float:
     return 1.0 if most <= both.sum() else chernoff_p_value(log_mgf, most, float((both * (1 - both)).sum()))
 
 
+declare(
+    "favoured-example",
+    "batches",
+    tests="the example that is in most batches",
+    matters="An example that is drawn more often than claimed loses more privacy.",
+    question="is an example in the data more than once, or drawn with a larger weight?",
+)
+
+
 def most_frequent_row(record: RowRecord, num_examples: int, claimed: float) -> Check | None:
     """Test the row that occurs most often: binomial, Bonferroni-corrected for all examples.
 
@@ -314,6 +358,15 @@ def _num_others(num_examples: int) -> int:
     return math.ceil(_COPIES_SHARE * num_examples) + _MORE_COPIES
 
 
+declare(
+    "duplicate-examples",
+    "batches",
+    tests="whether a batch contains an example several times",
+    matters="Each copy is clipped for itself, so that the example contributes more than the norm.",
+    question="are examples drawn with replacement, or several batches for one step?",
+)
+
+
 def copied_rows(record: RowRecord, num_examples: int) -> Check:
     """Test for examples that are in a batch several times: too many for identical examples.
 
@@ -333,3 +386,46 @@ def copied_rows(record: RowRecord, num_examples: int) -> Check:
         if is_found
         else "",
     )
+
+
+def size_checks(sizes: Sequence[int], claimed: float, rows: RowRecord | None) -> tuple[list[Check], str]:
+    """Test how much the numbers of rows vary, as sizes of batches; return why not if they are not tested.
+
+    The number of examples, if the record of rows has none, is derived from the mean size and the sample rate.
+    """
+    if sum(sizes) == 0:
+        return [], ""
+    num_examples = 0 if rows is None else rows.num_examples or 0
+    is_known, most_guessed = num_examples >= max(sizes), 0.1
+    if not is_known and claimed > most_guessed:  # otherwise, the number of examples hardly matters for sizes
+        why_not = (
+            f"batch sizes are not tested, because the sample rate is above {most_guessed:g} and the number "
+            "of examples is unknown or smaller than a batch: pass num_examples= to observe()"
+        )
+        return [], why_not if claimed < 1 else ""
+    record, derived = ParticipationRecord(), max(round(sum(sizes) / (len(sizes) * claimed)), *sizes)
+    for size in sizes:
+        record.observe_size(size, num_examples if is_known else derived)
+    spread = batch_sizes(record)
+    checks = [] if spread is None else [replace(spread, cause=_cause_of_sizes(sizes, spread.estimate))]
+    if is_known and rows is not None and rows.are_examples:
+        checks.append(sample_rate(record, claimed))
+    return checks, ""
+
+
+def _cause_of_sizes(sizes: Sequence[int], spread: float) -> str:
+    """Return the likely cause of numbers of rows that do not vary like Poisson batches; empty if usual."""
+    unit, least = math.gcd(*sizes), min(sizes)
+    if least == max(sizes):
+        return ""
+    if unit > 1:
+        return (
+            f"the number of rows is always a multiple of {unit}: does an example become {unit} rows, or is a "
+            "batch used again?"
+        )
+    padded_share = 0.2  # of the steps have the same smallest number of rows
+    if sizes.count(least) >= max(8, padded_share * len(sizes)):
+        return f"are batches filled up to {least} rows with padding that is not marked as such?"
+    if spread > 1:
+        return "does an example become several rows, is there padding, or is a batch used again?"
+    return ""

@@ -16,8 +16,6 @@ from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._coordinate_layout import Leaves
 from dpaudit.diagnostics._p_values import CheckResults
 
-_ULPS = 8.0  # rounding error of a difference of two sums, in units of the last place of the largest number
-
 # what no check can test without a field
 _UNTESTED = {
     "noise": "the noise",
@@ -143,6 +141,7 @@ class ObservedStep:
         """
         raw, sums = np.asarray(released, dtype=np.float64), np.asarray(total, dtype=np.float64)
         more.setdefault("sum_norm", float(np.linalg.norm(sums)) / clipping_norm)
+        ulps = 8.0  # rounding error of a difference of two sums, in last places of the largest number
         return cls(
             noise=(divisor * raw - sums) / clipping_norm,
             total=sums / clipping_norm,
@@ -150,7 +149,7 @@ class ObservedStep:
             released=raw,
             release_unit=divisor / clipping_norm,
             eps=eps,
-            rounding=_ULPS * eps * float(np.abs(sums).max(initial=0.0)) / clipping_norm,
+            rounding=ulps * eps * float(np.abs(sums).max(initial=0.0)) / clipping_norm,
             clipping_norm=clipping_norm,
             **more,
         )

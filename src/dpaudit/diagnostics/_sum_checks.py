@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -20,26 +20,14 @@ from dpaudit import _validate
 from dpaudit._types import IntArray
 from dpaudit.diagnostics import _participation
 from dpaudit.diagnostics._p_values import Check, CheckResults, Finding
-from dpaudit.diagnostics._participation import ParticipationRecord, batch_sizes, participation_checks
-from dpaudit.diagnostics._row_digests import RowRecord
+from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
+from dpaudit.diagnostics._registry import declare
+from dpaudit.diagnostics._row_digests import RowRecord, size_checks
 from dpaudit.diagnostics._step import ClaimedStep, ObservedStep, missing_fields
 from dpaudit.errors import InputError
 
 _ROUNDING = 1e-3  # relative to the limit; far above the rounding error of single precision
-_ULPS = 8.0  # rounding errors of the data type of a sum
-_MAX_PENDING = 64  # drawn batches that wait for their step
 _FEW_TRUNCATED = 8  # steps after which equal sizes of truncated batches are not a coincidence
-_MANY_CUT = 16  # batches of equal sizes and equal numbers of rows that are not a coincidence
-_MOST_GUESSED = 0.1  # sample rate up to which the number of examples hardly matters for sizes
-_PADDED_SHARE = 0.2  # of the steps have the same smallest number of rows
-_UNMARKED = (
-    "batch sizes are not tested, because the gradient function is called without is_padding_example=, so "
-    "that its rows may include padding"
-)
-_UNKNOWN_SIZE = (
-    f"batch sizes are not tested, because the sample rate is above {_MOST_GUESSED:g} and the number of "
-    "examples is unknown or smaller than a batch: pass num_examples= to observe()"
-)
 _CHANGED, _LEFT = "changed", "left"
 # attributes of a record of batches that its state holds unchanged
 _PLAIN = (
@@ -68,6 +56,31 @@ class _Worst:
         self.count += 1
         if size > self.size:
             self.size, self.sentence = size, sentence
+
+
+declare(
+    "rows-drawn",
+    "clipping",
+    tests="whether as many rows are clipped as examples were drawn",
+    matters="Rows beyond the drawn examples, or rows left out, are not what the accounting describes.",
+    question="does the loop bypass the private loss, or clip several rows per example, padding, or a "
+    "batch again?",
+)
+declare(
+    "sum-norm",
+    "clipping",
+    tests="whether the sum is longer than its clipped rows allow",
+    matters="The noise is scaled for rows of at most the clipping norm.",
+    question="are rows added to the sum that are not clipped, or clipped to another norm?",
+    follows=["clipping"],
+)
+declare(
+    "sum-rebuilt",
+    "clipping",
+    tests="whether the sum starts at zero and stays the same between clipping and noise",
+    matters="What is added after clipping, or left from an earlier step, is not clipped.",
+    question="is the sum of an earlier step kept, or is something added to the sum after clipping?",
+)
 
 
 class SumRecord:
@@ -101,7 +114,8 @@ class SumRecord:
             return
         limit = rows if step.sum_limit is None else step.sum_limit
         ratio = norm / max(limit, _ROUNDING) if step.sum_excess is None else step.sum_excess
-        if ratio > 1 + _ROUNDING + _ULPS * float(np.max(0.0 if step.eps is None else step.eps)):
+        ulps = 8.0  # rounding errors of the data type of a sum
+        if ratio > 1 + _ROUNDING + ulps * float(np.max(0.0 if step.eps is None else step.eps)):
             self._norm.add(ratio, f"in step {index}, {rows:g} rows have {ratio:.4g} times their limit")
 
     def _observe_changes(self, step: ObservedStep, index: int) -> None:
@@ -115,18 +129,22 @@ class SumRecord:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was found so far, in plain values."""
-        found = {name: [one.count, one.size, one.sentence] for name, one in self._faults.items() if one.count}
-        return {"num_steps": self.num_steps, "num_unknown": self._num_unknown, "found": found}
+        faults = {
+            name: [fault.count, fault.size, fault.sentence]
+            for name, fault in self._faults.items()
+            if fault.count
+        }
+        return {"num_steps": self.num_steps, "num_unknown": self._num_unknown, "found": faults}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
         with _validate.restoring("the sums of steps", state):
             self.num_steps = _validate.whole("num_steps", state["num_steps"], low=0)
             self._num_unknown = _validate.whole("num_unknown", state["num_unknown"], low=0)
-            for name, one in self._faults.items():
+            for name, fault in self._faults.items():
                 count, size, sentence = state["found"].get(name, (0, -math.inf, ""))
-                one.count = _validate.whole(name, count, low=0)
-                one.size, one.sentence = float(size), str(sentence)
+                fault.count = _validate.whole(name, count, low=0)
+                fault.size, fault.sentence = float(size), str(sentence)
 
     @property
     def _faults(self) -> dict[str, _Worst]:
@@ -145,45 +163,18 @@ class SumRecord:
             )
         return CheckResults(certain=tuple(self._findings()), notes=self._notes(), not_covered=not_covered)
 
-    def _findings(self) -> list[Finding]:
-        total = self.num_steps
-        changed, left = self._differences[_CHANGED], self._differences[_LEFT]
-        found = []
-        if self._bypass.count:
-            found.append(
-                Finding.certain(
-                    "rows-drawn",
-                    f"No row was clipped in {self._bypass.count} of {total} steps, although the sum is not "
-                    f"zero: {self._bypass.sentence}.",
-                )
-            )
-        if left.count:
-            found.append(
-                Finding.certain(
-                    "sum-rebuilt",
-                    f"The sum is not reset before {left.count} of {total} steps: {left.sentence}.",
-                    left.size,
-                )
-            )
-        if changed.count:
-            found.append(
-                Finding.certain(
-                    "sum-rebuilt",
-                    f"The sum changes between clipping and noise in {changed.count} of {total} steps: "
-                    f"{changed.sentence}.",
-                    changed.size,
-                )
-            )
-        if self._norm.count:
-            found.append(
-                Finding.certain(
-                    "sum-norm",
-                    f"The sum is longer than its clipped rows allow in {self._norm.count} of {total} steps: "
-                    f"{self._norm.sentence}.",
-                    self._norm.size,
-                )
-            )
-        return found
+    def _findings(self) -> Iterator[Finding]:
+        faults = (
+            (self._bypass, "rows-drawn", "No row was clipped in {}, although the sum is not zero"),
+            (self._differences[_LEFT], "sum-rebuilt", "The sum is not reset before {}"),
+            (self._differences[_CHANGED], "sum-rebuilt", "The sum changes between clipping and noise in {}"),
+            (self._norm, "sum-norm", "The sum is longer than its clipped rows allow in {}"),
+        )
+        for worst, name, text in faults:
+            if worst.count:
+                how = text.format(f"{worst.count} of {self.num_steps} steps")
+                estimate = math.nan if worst is self._bypass else worst.size
+                yield Finding.certain(name, f"{how}: {worst.sentence}.", estimate)
 
     def _notes(self) -> tuple[str, ...]:
         if not self._shrunk.count:
@@ -211,7 +202,8 @@ class BatchRecord:
         """Whether the number of rows is the size of the batch even if the batch itself is unknown."""
         self.rows: RowRecord | None = None
         """Digests of the rows of each step, for tests if the batch itself is unknown."""
-        self._pending: deque[tuple[IntArray, int]] = deque(maxlen=_MAX_PENDING)
+        max_pending = 64  # drawn batches that wait for their step
+        self._pending: deque[tuple[IntArray, int]] = deque(maxlen=max_pending)
         self._num_drawn, self._num_rows, self._num_steps = 0, 0, 0
         self._given: list[int] = []  # sizes of the batches that the loop reports
         self.step_rows: list[int | None] = []  # of each step, if known
@@ -276,19 +268,23 @@ class BatchRecord:
         if not batches:
             return None
         members = np.concatenate([members for members, _ in batches])
-        self._num_joined += sum(part.size > 0 for part, _ in batches) > 1
+        self._num_joined += sum(batch.size > 0 for batch, _ in batches) > 1
         if self.tests_sampling:
             self.participation.observe(members, batches[0][1])
         is_all = members.size == batches[0][1]  # then each example may be left out for itself, in every step
+        self._compare_drawn(index, rows, members.size, is_all=is_all)
+        return members.size
+
+    def _compare_drawn(self, index: int, rows: int, size: int, *, is_all: bool) -> None:
+        """Compare the rows of a step with the ``size`` of its batch."""
         if not is_all:
-            self._rows_of.setdefault(members.size, []).append(rows)
-        if 0 < rows < members.size:
-            self._fewer.add(members.size - rows, f"in step {index}, {rows} of {members.size}")
+            self._rows_of.setdefault(size, []).append(rows)
+        if 0 < rows < size:
+            self._fewer.add(size - rows, f"in step {index}, {rows} of {size}")
             if not is_all:
                 self._truncated.add(rows)
         else:
             self._largest_whole = max(self._largest_whole, rows)
-        return members.size
 
     def _batches_of(self, rows: int) -> list[tuple[IntArray, int]]:
         """Return and remove the pending batches of a step, oldest first.
@@ -372,25 +368,16 @@ class BatchRecord:
         The number of examples, if not given, is derived from the mean size and the sample rate. Return why
         there are no tests, too, unless it is obvious.
         """
-        sizes = [rows for rows in self.step_rows if rows is not None]
         if not self.tests_sizes or not claimed:
             return [], ""
-        if len(sizes) < len(self.step_rows):
-            return [], _UNMARKED if claimed < 1 else ""
-        if sum(sizes) == 0:
-            return [], ""
-        record, given = ParticipationRecord(), None if self.rows is None else self.rows.num_examples
-        is_given = self.rows is not None and given is not None and given >= max(sizes)
-        if not is_given and claimed > _MOST_GUESSED:
-            return [], _UNKNOWN_SIZE if claimed < 1 else ""
-        num_examples = max(round(sum(sizes) / (len(sizes) * claimed)), *sizes)
-        for size in sizes:
-            record.observe_size(size, given if is_given and given is not None else num_examples)
-        found = batch_sizes(record)
-        checks = [] if found is None else [replace(found, cause=_cause_of_sizes(sizes, found.estimate))]
-        if is_given and self.rows is not None and self.rows.are_examples:
-            checks.append(_participation.sample_rate(record, claimed))
-        return checks, ""
+        sizes = [rows for rows in self.step_rows if rows is not None]
+        if len(sizes) == len(self.step_rows):
+            return size_checks(sizes, claimed, self.rows)
+        why_not = (
+            "batch sizes are not tested, because the gradient function is called without "
+            "is_padding_example=, so that its rows may include padding"
+        )
+        return [], why_not if claimed < 1 else ""
 
     @property
     def _is_truncated(self) -> bool:
@@ -404,22 +391,23 @@ class BatchRecord:
         """Whether the number of rows is smaller and depends on the number of examples alone."""
         if any(len(set(rows)) > 1 for rows in self._rows_of.values()):
             return False
-        return sum(len(rows) - 1 for size, rows in self._rows_of.items() if 0 < rows[0] < size) >= _MANY_CUT
+        many_cut = 16  # batches of equal sizes and equal numbers of rows that are not a coincidence
+        return sum(len(rows) - 1 for size, rows in self._rows_of.items() if 0 < rows[0] < size) >= many_cut
 
     def _compare_given(self) -> _Worst:
         """Compare the rows of all steps with the batches that the loop reported, one per step."""
-        found = _Worst()
+        worst = _Worst()
         if len(self._given) != len(self.step_rows):
-            return found
+            return worst
         for index, (rows, size) in enumerate(zip(self.step_rows, self._given, strict=True)):
             if rows is not None and rows > max(size, 1):
-                found.add(rows - size, f"in step {index}, {rows} rows of {size} examples")
-        return found
+                worst.add(rows - size, f"in step {index}, {rows} rows of {size} examples")
+        return worst
 
     def _findings(self) -> list[Finding]:
-        found, more = [], self._compare_given() if self._given else self._more
+        findings, more = [], self._compare_given() if self._given else self._more
         if more.count:
-            found.append(
+            findings.append(
                 Finding.certain(
                     "rows-drawn",
                     f"More rows were clipped than examples drawn in {more.count} of {len(self.step_rows)} "
@@ -434,22 +422,5 @@ class BatchRecord:
             if self._is_truncated:
                 how = f"Batches are cut to {max(self._truncated)} rows: {often} have more examples"
             text = f"{how}, so whether an example is used depends on the others."
-            found.append(replace(Finding.certain("rows-drawn", text), cause=_participation.CUT))
-        return found
-
-
-def _cause_of_sizes(sizes: Sequence[int], spread: float) -> str:
-    """Return the likely cause of numbers of rows that do not vary like Poisson batches; empty if usual."""
-    unit, least = math.gcd(*sizes), min(sizes)
-    if least == max(sizes):
-        return ""
-    if unit > 1:
-        return (
-            f"the number of rows is always a multiple of {unit}: does an example become {unit} rows, or is a "
-            "batch used again?"
-        )
-    if sizes.count(least) >= max(_FEW_TRUNCATED, _PADDED_SHARE * len(sizes)):
-        return f"are batches filled up to {least} rows with padding that is not marked as such?"
-    if spread > 1:
-        return "does an example become several rows, is there padding, or is a batch used again?"
-    return ""
+            findings.append(replace(Finding.certain("rows-drawn", text), cause=_participation.CUT))
+        return findings

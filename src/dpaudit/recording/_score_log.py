@@ -16,12 +16,12 @@ from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.canaries import SHAPES, Directions, GradientCanary, ParameterLayout
 from dpaudit.diagnostics import CheckResults, ClaimedStep
-from dpaudit.diagnostics._arrival import (
-    ArrivedCanaries,
+from dpaudit.diagnostics._clipping_causes import CanaryBatch
+from dpaudit.diagnostics._clipping_checks import (
+    CanaryScoreTable,
     StepArrivals,
     arrival_results,
 )
-from dpaudit.diagnostics._clipping_causes import CanaryBatch
 from dpaudit.diagnostics._data_tests import StepEnergies
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import FrozenValue
@@ -170,7 +170,7 @@ class ScoreLog:
         canaries, std = self._canaries, claimed.noise_multiplier / self._canaries.reach
         arrived = [self._arrived(steps) for steps in self._steps_by_variant().values()]
         return arrival_results(
-            ArrivedCanaries.joined(arrived),
+            CanaryScoreTable.joined(arrived),
             self._energies(),
             self._step_arrivals(),
             std=std,
@@ -194,13 +194,13 @@ class ScoreLog:
             steps_by_variant.setdefault(self._canaries.canary.variant(index), []).append(index)
         return steps_by_variant
 
-    def _arrived(self, steps: list[int]) -> ArrivedCanaries:
+    def _arrived(self, steps: list[int]) -> CanaryScoreTable:
         assert self._canaries is not None
         directions = self._canaries.directions(steps[0])
         assert directions.lengths is not None
         assert directions.labels is not None
         scores, present = self._stacked()
-        return ArrivedCanaries.of(
+        return CanaryScoreTable.of(
             scores[steps],
             present[steps],
             shapes=directions.labels.shapes,

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from dpaudit.canaries import CanaryPlan, Directions, Mixture, ParameterLayout
-from dpaudit.diagnostics import Check, CheckResults, Diagnosis
-from dpaudit.diagnostics._arrival import ArrivedCanaries, arrival_cells
+from dpaudit.diagnostics import Check, CheckResults, ClaimedStep, Diagnosis
+from dpaudit.diagnostics._clipping_checks import CanaryScoreTable, arrival_cells
 from dpaudit.diagnostics._data_tests import StepEnergies
 from dpaudit.recording import ObservedCanaries
 from dpaudit.recording._score_log import ScoreLog
@@ -98,7 +98,7 @@ class Run:
             lengths = self._plans[index % 12].lengths
             factor = 1.0 if scale is None else scale(lengths[present])
             log.add(present @ self._scored[index % 12] + factor * added[index], present)
-        return log.results(noise_multiplier=noise, sample_rate=None)
+        return log.results(ClaimedStep(noise_multiplier=noise))
 
 
 def check(results: CheckResults, name: str) -> Check:
@@ -109,7 +109,7 @@ def check(results: CheckResults, name: str) -> Check:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_wrong_clip_is_found_with_its_cause(name: str) -> None:
     clip, cause = FAULTS[name]
-    found = check(Run(clip).results(0), "canary-arrival")
+    found = check(Run(clip).results(0), "clipping")
     assert found.p_value < 1e-6
     assert cause in found.cause
 
@@ -117,7 +117,7 @@ def test_a_wrong_clip_is_found_with_its_cause(name: str) -> None:
 def test_correct_clipping_is_not_flagged() -> None:
     run = Run(CORRECT)
     found = [run.results(seed, steps=160) for seed in range(100)]
-    for name in ("canary-arrival", "noise-by-canaries"):
+    for name in ("clipping", "noise-by-canaries"):
         p_values = np.array([check(one, name).p_value for one in found])
         assert p_values.min() > 1e-5  # once in a thousand times 100 runs
         assert stats.binomtest(int((p_values <= 0.05).sum()), 100, 0.05, "greater").pvalue > 1e-3
@@ -128,7 +128,7 @@ def test_correct_clipping_is_not_flagged() -> None:
 def test_p_values_hold_at_small_levels() -> None:
     run = Run(CORRECT)
     found = [run.results(seed, steps=160) for seed in range(4000)]
-    for name in ("canary-arrival", "noise-by-canaries"):
+    for name in ("clipping", "noise-by-canaries"):
         p_values = np.array([check(one, name).p_value for one in found])
         for level in (5e-4, 1e-2):
             count = int((p_values <= level).sum())
@@ -139,7 +139,7 @@ def test_more_noise_than_claimed_is_no_arrival() -> None:
     run = Run(CORRECT)
     for seed in range(20):
         doubled = run.results(seed, steps=160, scale=lambda _: np.full(NUM_CANARIES, 2.0))
-        assert check(doubled, "canary-arrival").p_value > 1e-4
+        assert check(doubled, "clipping").p_value > 1e-4
         assert check(doubled, "noise-by-canaries").p_value > 1e-4
 
 
@@ -186,7 +186,7 @@ def test_noise_in_a_single_step_has_a_spread() -> None:
         present[0] = False
         scores = present * (1 + 1e-9 * rng.standard_normal((50, 16)))
         scores[0] = rng.standard_normal(16)
-        found = ArrivedCanaries.of(
+        found = CanaryScoreTable.of(
             scores,
             present,
             shapes=np.zeros(16, dtype=np.int64),
@@ -198,7 +198,7 @@ def test_noise_in_a_single_step_has_a_spread() -> None:
 
 def test_a_slightly_larger_norm_is_most_certain_in_all_long_canaries_together() -> None:
     present = np.random.default_rng(0).random((40, 6)) < 0.5
-    found = ArrivedCanaries.of(
+    found = CanaryScoreTable.of(
         1.1 * present,
         present,
         shapes=np.array([0, 0, 0, 1, 1, 1]),
@@ -212,7 +212,7 @@ def test_a_slightly_larger_norm_is_most_certain_in_all_long_canaries_together() 
 
 def test_a_canary_that_does_not_arrive_is_a_note_and_no_finding() -> None:
     found = Run(lambda rows: np.where(norms(rows) > 100, 0.0, CORRECT(rows))).results(0)
-    assert check(found, "canary-arrival").p_value > 1e-3
+    assert check(found, "clipping").p_value > 1e-3
     assert "Not all canaries arrive: canaries of 1,000 clipping norms" in found.notes[0]
 
 
@@ -221,7 +221,7 @@ def test_short_canaries_that_are_scaled_up_to_the_clipping_norm_are_a_note(gamma
     run = Run(lambda rows: rows / (norms(rows) + gamma))
     for seed in range(5):
         found = run.results(seed)
-        assert check(found, "canary-arrival").p_value > 1e-3
+        assert check(found, "clipping").p_value > 1e-3
         assert found.notes[0].startswith("Short gradients are scaled up: canaries of 0.5 clipping norms")
         assert "as with automatic clipping, this is not a leak" in found.notes[0]
 
@@ -229,13 +229,13 @@ def test_short_canaries_that_are_scaled_up_to_the_clipping_norm_are_a_note(gamma
 @pytest.mark.parametrize("factor", [1.8, 3.0])
 def test_short_canaries_that_are_scaled_up_beyond_the_clipping_norm_are_found(factor: float) -> None:
     run = Run(lambda rows: np.where(norms(rows) < 1, factor * rows, CORRECT(rows)))
-    found = check(run.results(0), "canary-arrival")
+    found = check(run.results(0), "clipping")
     assert found.p_value < 1e-4
     assert "more than the 1 that clipping allows" in found.sentence
 
 
 def test_a_mean_of_the_noise_is_not_taken_for_wrong_clipping() -> None:
-    found = check(Run(CORRECT).results(0, mean=0.5), "canary-arrival")
+    found = check(Run(CORRECT).results(0, mean=0.5), "clipping")
     assert found.p_value < 1e-6
     assert "absent canaries score 0.5" in found.cause
     assert "is the mean of the noise not zero" in found.cause
@@ -244,7 +244,7 @@ def test_a_mean_of_the_noise_is_not_taken_for_wrong_clipping() -> None:
 def test_a_finding_brings_its_own_cause() -> None:
     results = Run(FAULTS["forgotten bias"][0]).results(0)
     found = Diagnosis.of([], confidence=0.99).joined(results)
-    assert [one.name for one in found.findings] == ["canary-arrival"]
+    assert [one.name for one in found.findings] == ["clipping"]
     assert found.likely_causes() == (
         "the clipping norm leaves out fc2.bias: is it computed over all parameters?",
     )
@@ -255,6 +255,6 @@ def test_a_clip_that_no_candidate_explains_is_described_by_what_arrived() -> Non
     def odd(rows: np.ndarray) -> np.ndarray:
         return CORRECT(rows) * np.where(np.round(norms(rows) * 2) % 2 == 1, 40.0, 1.0)
 
-    found = check(Run(odd).results(0), "canary-arrival")
+    found = check(Run(odd).results(0), "clipping")
     assert found.p_value < 1e-6
     assert "arrive" in found.cause or "reach the release" in found.cause or "clipping norm" in found.cause

@@ -15,28 +15,33 @@ import scipy
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._causes import ALSO_ABSENT
-from dpaudit.diagnostics._clipping_causes import CanaryBatch, clipping_cause, skipped_rows
+from dpaudit.diagnostics._clipping_causes import SKIPPED_ROWS, CanaryBatch, clipping_cause
 from dpaudit.diagnostics._data_tests import StepEnergies
-from dpaudit.diagnostics._p_values import Check, CheckResults
+from dpaudit.diagnostics._p_values import MAX_P_VALUE_OF_FINDING, Z_CERTAIN, Z_CLEAR, Check, CheckResults
+from dpaudit.diagnostics._registry import declare
 
 _ROUNDING = 1e-3  # in clipping norms
-_ROUNDINGS = 4.0  # rounding errors of a clipped canary, in units of the precision of gradients
-_SUSPICIOUS = 0.05  # p-value below which a cause is looked for
-_MISSING = 0.5  # of the expected length, below which canaries do not arrive
-_SURELY, _CLEARLY = 6.0, 4.5  # standard errors
 _LIMIT = 1.0  # clipping norms: more than this must never arrive
 _SHORTER = 1.0  # canaries below this length do not share a cell with the others
-_LONG = 10.0  # clipping norms, from which on it is clear whether a canary is clipped
 _ALL_SHARE, _ALIKE = 0.95, 3.0  # largest share of canaries that are not clipped, and ratio of two of them
 _FEW_LARGE, _RARE_TAIL = 0.5, 1e-4  # share of the scores that matter, and where tails are compared
-_RARE = 0.6  # of the steps in which a canary is present: a smaller share arrives unclipped
 _MIN_STEPS = 3  # of a kind, so that their energies have a variance
 _TAIL = 1 / 3  # of the steps: those with the fewest rows, and those with the most
 _AT_ONCE = 64  # steps; canaries of all lengths occur in the first ones
 
 
+declare(
+    "clipping",
+    "clipping",
+    tests="whether more of a canary arrives in the release than the clipping norm",
+    matters="The noise is scaled for contributions of at most the clipping norm.",
+    question="is the whole gradient of each example clipped by its L2 norm, before the sum?",
+    rank=4,
+)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ArrivedCanaries:
+class CanaryScoreTable:
     """Labels of canaries, and the moments of their scores where they were present and absent."""
 
     shapes: IntArray
@@ -59,7 +64,7 @@ class ArrivedCanaries:
         shapes: IntArray,
         lengths: FloatArray,
         parameters: IntArray,
-    ) -> ArrivedCanaries:
+    ) -> CanaryScoreTable:
         """Sum the scores of canaries over steps in which they had the same directions."""
         where, absent = present * scores, ~present * scores
         return cls(
@@ -76,10 +81,10 @@ class ArrivedCanaries:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[ArrivedCanaries]) -> ArrivedCanaries:
+    def joined(cls, tables: Sequence[CanaryScoreTable]) -> CanaryScoreTable:
         """Return all canaries of several sets."""
         names = [field.name for field in fields(cls)]
-        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+        return cls(**{name: np.concatenate([getattr(table, name) for table in tables]) for name in names})
 
     @property
     def expected(self) -> FloatArray:
@@ -93,11 +98,11 @@ class ArrivedCanaries:
         Student's quantile is above the normal one.
         """
         count, mean, square = self._absent_moments(chosen)
-        found = float(max(square - mean**2, 0.0) ** 0.5)
+        std = float(max(square - mean**2, 0.0) ** 0.5)
         share = self._even_share(chosen)
         if share > _FEW_LARGE:
-            return found
-        return found * float(scipy.stats.t.isf(_RARE_TAIL, share * count) / scipy.stats.norm.isf(_RARE_TAIL))
+            return std
+        return std * float(scipy.stats.t.isf(_RARE_TAIL, share * count) / scipy.stats.norm.isf(_RARE_TAIL))
 
     def present_std(self, chosen: BoolArray) -> float:
         """Return how far scores of present canaries are from the limit, if few of all scores matter; or 0."""
@@ -149,7 +154,7 @@ class ArrivalCell:
     @property
     def has_shift(self) -> bool:
         """Whether absent canaries score too much as well, so that no clipping explains what arrived."""
-        is_sure = self.absent_mean * self.absent_count**0.5 > _SURELY * self.std
+        is_sure = self.absent_mean * self.absent_count**0.5 > Z_CERTAIN * self.std
         return is_sure and self.absent_mean > (self.mean - _LIMIT) / 2
 
     def sentence(self, shapes: Sequence[str], names: Sequence[str]) -> str:
@@ -175,36 +180,36 @@ _ADJECTIVES = {
 }
 
 
-def arrival_cells(found: ArrivedCanaries, std: float) -> list[ArrivalCell]:
+def arrival_cells(table: CanaryScoreTable, std: float) -> list[ArrivalCell]:
     """Return the cells: all, shape x length, length, shape, and shape x parameter, short canaries apart.
 
     ``std`` is the claimed standard deviation of a score; if the noise is larger, so is that of a cell.
     """
-    is_short = found.lengths < _SHORTER
-    std = max(std, found.absent_std(np.ones(found.lengths.size, dtype=np.bool_)))
-    cells = [_cell(found, ~is_short, std)]
-    for length in np.unique(found.lengths):
-        of_length = found.lengths == length
-        cells.append(_cell(found, of_length, std, length=float(length)))
-        for shape in np.unique(found.shapes[of_length]):
-            of_both = of_length & (found.shapes == shape)
-            cells.append(_cell(found, of_both, std, shape=int(shape), length=float(length)))
+    is_short = table.lengths < _SHORTER
+    std = max(std, table.absent_std(np.ones(table.lengths.size, dtype=np.bool_)))
+    cells = [_cell(table, ~is_short, std)]
+    for length in np.unique(table.lengths):
+        of_length = table.lengths == length
+        cells.append(_cell(table, of_length, std, length=float(length)))
+        for shape in np.unique(table.shapes[of_length]):
+            of_both = of_length & (table.shapes == shape)
+            cells.append(_cell(table, of_both, std, shape=int(shape), length=float(length)))
     cells += [
-        _cell(found, (found.shapes == shape) & ~is_short, std, shape=int(shape))
-        for shape in np.unique(found.shapes)
+        _cell(table, (table.shapes == shape) & ~is_short, std, shape=int(shape))
+        for shape in np.unique(table.shapes)
     ]
-    for parameter in np.unique(found.parameters[found.parameters >= 0]):
-        inside = found.parameters == parameter
-        own = max(std, found.absent_std(inside))
-        for shape in np.unique(found.shapes[inside]):
+    for parameter in np.unique(table.parameters[table.parameters >= 0]):
+        inside = table.parameters == parameter
+        std_inside = max(std, table.absent_std(inside))
+        for shape in np.unique(table.shapes[inside]):
             for short in (False, True):
-                chosen = inside & (found.shapes == shape) & (is_short == short)
-                cells.append(_cell(found, chosen, own, shape=int(shape), parameter=int(parameter)))
+                chosen = inside & (table.shapes == shape) & (is_short == short)
+                cells.append(_cell(table, chosen, std_inside, shape=int(shape), parameter=int(parameter)))
     return [cell for cell in cells if cell.count]
 
 
 def _cell(
-    found: ArrivedCanaries,
+    table: CanaryScoreTable,
     chosen: BoolArray,
     std: float,
     *,
@@ -212,19 +217,19 @@ def _cell(
     length: float | None = None,
     parameter: int | None = None,
 ) -> ArrivalCell:
-    count = float(found.counts[chosen].sum())
-    weights = found.counts[chosen] / max(count, 1.0)
-    absent = float(found.absent_counts[chosen].sum())
+    count = float(table.counts[chosen].sum())
+    weights = table.counts[chosen] / max(count, 1.0)
+    absent = float(table.absent_counts[chosen].sum())
     return ArrivalCell(
         shape=shape,
         length=length,
         parameter=parameter,
         count=count,
-        mean=float(found.totals[chosen].sum()) / max(count, 1.0),
-        expected=float(weights @ found.expected[chosen]),
+        mean=float(table.totals[chosen].sum()) / max(count, 1.0),
+        expected=float(weights @ table.expected[chosen]),
         # noise may differ between parameters and between steps
-        std=max(std, found.absent_std(chosen), found.present_std(chosen)),
-        absent_mean=float(found.absent_totals[chosen].sum()) / max(absent, 1.0),
+        std=max(std, table.absent_std(chosen), table.present_std(chosen)),
+        absent_mean=float(table.absent_totals[chosen].sum()) / max(absent, 1.0),
         absent_count=absent,
     )
 
@@ -247,8 +252,8 @@ class StepArrivals:
     @classmethod
     def of(cls, scores: FloatArray, present: BoolArray, lengths: FloatArray, rows: IntArray) -> StepArrivals:
         """Sum the scores of each step (all arrays but ``rows`` are steps x canaries)."""
-        found, numbers = np.unique(lengths[:_AT_ONCE][lengths[:_AT_ONCE] >= _SHORTER], return_counts=True)
-        usual = found[numbers.argmax()] if found.size else np.nan
+        values, numbers = np.unique(lengths[:_AT_ONCE][lengths[:_AT_ONCE] >= _SHORTER], return_counts=True)
+        usual = values[numbers.argmax()] if values.size else np.nan
         sums = np.concatenate(  # a few steps at a time, which fit into the cache
             [
                 cls._sums(scores[steps], present[steps], lengths[steps], usual)
@@ -280,8 +285,8 @@ class StepArrivals:
         used = self.counts > 0
         if np.count_nonzero(used) < _MIN_STEPS / _TAIL:
             return []
-        low, high = (int(one) for one in np.quantile(self.rows[used], (_TAIL, 1 - _TAIL)))
-        found = []
+        low, high = (int(quantile) for quantile in np.quantile(self.rows[used], (_TAIL, 1 - _TAIL)))
+        cells = []
         for chosen, text in (
             (used & (self.rows <= low), f"at most {low:,} rows"),
             (used & (self.rows > high), f"more than {high:,} rows"),
@@ -290,7 +295,7 @@ class StepArrivals:
             if count == 0 or low == high:
                 continue
             energy = float(self.absent_squares[chosen].sum() / max(self.absent_counts[chosen].sum(), 1.0))
-            found.append(
+            cells.append(
                 ArrivalCell(
                     shape=None,
                     length=None,
@@ -302,7 +307,7 @@ class StepArrivals:
                     rows=text,
                 )
             )
-        return found
+        return cells
 
     def cause(self) -> str:
         """Return the cause if clearly less arrives the more rows there are; empty if not."""
@@ -310,7 +315,7 @@ class StepArrivals:
         if np.count_nonzero(used) < _MIN_STEPS / _TAIL or np.ptp(self.rows[used]) == 0:
             return ""
         fit = scipy.stats.linregress(1 / np.maximum(self.rows[used], 1), self.means_alike[used])
-        if not fit.slope > _SURELY * fit.stderr or fit.slope < abs(fit.intercept):
+        if not fit.slope > Z_CERTAIN * fit.stderr or fit.slope < abs(fit.intercept):
             return ""
         return (
             "the more rows a batch has, the less arrives of each: is the sum divided by the number of "
@@ -319,7 +324,7 @@ class StepArrivals:
 
 
 def arrival_results(
-    found: ArrivedCanaries,
+    table: CanaryScoreTable,
     energies: StepEnergies,
     steps: StepArrivals | None,
     *,
@@ -336,59 +341,71 @@ def arrival_results(
     ``steps`` is what arrived in each step, if the numbers of rows are known. ``batches`` returns the
     canaries, to find the clipping that explains what arrived.
     """
-    cells = arrival_cells(found, std)
-    error = max(std, found.absent_std(np.ones(found.lengths.size, dtype=np.bool_)))
+    cells = arrival_cells(table, std)
+    error = max(std, table.absent_std(np.ones(table.lengths.size, dtype=np.bool_)))
     cells += steps.cells(error) if cells and steps is not None else []
     by_rows = "" if steps is None else steps.cause()
     checks = list(energies.checks())
     notes = []
     if cells:
-        slack = max(_ROUNDING, _ROUNDINGS * eps)
+        roundings = 4.0  # rounding errors of a clipped canary, in units of the precision of gradients
+        slack = max(_ROUNDING, roundings * eps)
         worst = max(cells, key=lambda cell: _exceeding(cell, slack))
         p_value = min(1.0, len(cells) * float(scipy.stats.norm.sf(_exceeding(worst, slack))))
         sentence = worst.sentence(shapes, names)
         cause = ""
-        if p_value <= _SUSPICIOUS and worst.has_shift:
-            cause = (
-                f"{ALSO_ABSENT} {worst.absent_mean:.3g} clipping norms on average, too: is the mean "
-                "of the noise not zero, as of uniform numbers, or is something else added to the release?"
-            )
-        elif p_value <= _SUSPICIOUS:
-            fitted = clipping_cause(found, batches(), std=error, names=names, is_vector=is_vector)
-            rarely = _cause_of_skipping(found) if _is_rare(found) else ""
-            cause = by_rows or rarely or fitted or _cause_of_skipping(found) or sentence.rstrip(".")
+        if p_value <= MAX_P_VALUE_OF_FINDING:
+            cause = _shift_cause(worst) or by_rows or _rare_cause(table)
+            cause = cause or clipping_cause(table, batches(), std=error, names=names, is_vector=is_vector)
+            cause = cause or _cause_of_skipping(table) or sentence.rstrip(".")
         found_more = {"p_value": p_value, "estimate": worst.mean}
-        checks.insert(0, Check(name="canary-arrival", sentence=sentence, cause=cause, **found_more))
+        checks.insert(0, Check(name="clipping", sentence=sentence, cause=cause, **found_more))
         notes += list(_missing(cells, shapes, names))[:1]
         notes += [f"{by_rows[0].upper()}{by_rows[1:]}"] if by_rows and not cause else []
         notes += list(_lengthened(cells, shapes, names))[:1]
     return CheckResults(checks=tuple(checks), notes=tuple(notes))
 
 
-def _cause_of_skipping(found: ArrivedCanaries) -> str:
+def _shift_cause(cell: ArrivalCell) -> str:
+    """Return the cause if absent canaries score as much, so that it is not the clipping; empty if not."""
+    if not cell.has_shift:
+        return ""
+    return (
+        f"{ALSO_ABSENT} {cell.absent_mean:.3g} clipping norms on average, too: is the mean "
+        "of the noise not zero, as of uniform numbers, or is something else added to the release?"
+    )
+
+
+def _rare_cause(table: CanaryScoreTable) -> str:
+    return _cause_of_skipping(table) if _is_rare(table) else ""
+
+
+def _cause_of_skipping(table: CanaryScoreTable) -> str:
     """Return the cause if the same share of canaries of all lengths arrives unclipped; empty if not.
 
     If the same rows are skipped in every step, no kind of clipping explains what arrived of each canary.
     """
     shares = []
-    for length in np.unique(found.lengths[found.lengths >= _LONG]):
-        chosen = found.lengths == length
-        count = max(float(found.counts[chosen].sum()), 1.0)
-        shares.append((float(found.totals[chosen].sum()) / count - 1) / (float(length) - 1))
+    long = 10.0  # clipping norms, from which on it is clear whether a canary is clipped
+    for length in np.unique(table.lengths[table.lengths >= long]):
+        chosen = table.lengths == length
+        count = max(float(table.counts[chosen].sum()), 1.0)
+        shares.append((float(table.totals[chosen].sum()) / count - 1) / (float(length) - 1))
     if not shares or not 0 < max(shares) <= _ALL_SHARE or min(shares) < max(shares) / _ALIKE:
         return ""
-    return skipped_rows(float(np.mean(shares)))
+    return SKIPPED_ROWS.format(float(np.mean(shares)))
 
 
-def _is_rare(found: ArrivedCanaries) -> bool:
+def _is_rare(table: CanaryScoreTable) -> bool:
     """Return whether canaries arrive unclipped in few steps each, too few to fit a share to every cell."""
-    length = found.lengths.max()
-    totals, squares = found.totals / length, found.squares / length**2
-    chosen = (found.lengths == length) & (totals > 0.5)
+    length = table.lengths.max()
+    totals, squares = table.totals / length, table.squares / length**2
+    chosen = (table.lengths == length) & (totals > 0.5)
     total = float(totals[chosen].sum())
     # a share of a gradient in every step has much smaller squares than a whole one in a few
     is_whole = float(squares[chosen].sum()) > total / 2
-    return bool(chosen.any()) and is_whole and total < _RARE * float(found.counts[chosen].sum())
+    rare = 0.6  # of the steps in which a canary is present: a smaller share arrives unclipped
+    return bool(chosen.any()) and is_whole and total < rare * float(table.counts[chosen].sum())
 
 
 def _exceeding(cell: ArrivalCell, slack: float) -> float:
@@ -398,9 +415,10 @@ def _exceeding(cell: ArrivalCell, slack: float) -> float:
 
 def _missing(cells: Sequence[ArrivalCell], shapes: Sequence[str], names: Sequence[str]) -> Iterator[str]:
     """Yield notes about canaries that do not arrive, which costs power but no privacy."""
+    missing = 0.5  # of the expected length, below which canaries do not arrive
     for cell in cells:
         error = cell.std / cell.count**0.5
-        if cell.mean + _SURELY * error < _MISSING * cell.expected:
+        if cell.mean + Z_CERTAIN * error < missing * cell.expected:
             text = cell.sentence(shapes, names).partition(", more")[0]
             yield f"Not all canaries arrive: {text}, less than the {cell.expected:g} expected."
 
@@ -411,8 +429,8 @@ def _lengthened(cells: Sequence[ArrivalCell], shapes: Sequence[str], names: Sequ
     Automatic clipping does that on purpose: it divides each gradient by its norm, whatever it is.
     """
     for cell in cells:
-        is_longer = cell.above(cell.expected * (1 + _ROUNDING)) > _CLEARLY
-        if round(cell.expected, 6) < _SHORTER and is_longer and cell.z < _SURELY:
+        is_longer = cell.above(cell.expected * (1 + _ROUNDING)) > Z_CLEAR
+        if round(cell.expected, 6) < _SHORTER and is_longer and cell.z < Z_CERTAIN:
             text = cell.sentence(shapes, names).partition(", more")[0]
             yield (
                 f"Short gradients are scaled up: {text}, instead of {cell.expected:g}. As long as no more "
