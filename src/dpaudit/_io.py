@@ -25,7 +25,7 @@ from typing import IO, Any, BinaryIO, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit._faults import is_about_input, note_folder, raise_if_machine
+from dpaudit._interrupts import is_about_input, note_folder, raise_if_machine
 from dpaudit.errors import IncompleteError, InputError
 
 ERROR_FILE: Final = "dpaudit-error.txt"  # the traceback of the last attempt, if it could not be completed

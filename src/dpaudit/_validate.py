@@ -34,7 +34,7 @@ def no_epsilon(keywords: Mapping[str, Any], expected: str) -> None:
             )
 
 
-def without_epsilon(expected: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def reject_epsilon(expected: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function that is called with an epsilon raise an ``InputError`` that names what to pass."""
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
@@ -120,7 +120,7 @@ def mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 
 @contextmanager
-def restoring(kind: str, state: Any) -> Iterator[None]:
+def state_dict_errors(kind: str, state: Any) -> Iterator[None]:
     """Turn what a damaged ``state_dict`` raises into an ``InputError``."""
     mapping(f"the state of {kind}", state)
     try:
@@ -176,10 +176,10 @@ def sample_rate(value: float) -> float:
 
 def num_steps(value: int) -> int:
     """Require a realistic number of steps: composing too many would exhaust memory."""
-    return whole("num_steps", value, high=_MOST_STEPS)
+    return integer("num_steps", value, high=_MOST_STEPS)
 
 
-def whole(name: str, value: int, low: int = 1, high: int | None = None) -> int:
+def integer(name: str, value: int, low: int = 1, high: int | None = None) -> int:
     """Require an integer of at least ``low`` and at most ``high``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"Expected {name}={quoted(value)} to be a whole number.")

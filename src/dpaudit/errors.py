@@ -44,7 +44,7 @@ def quoted(value: object) -> str:
     return " ".join(f"{value!a:.80}".split())
 
 
-def said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the message of an exception; nothing if it cannot be printed."""
     try:
         return str(error)

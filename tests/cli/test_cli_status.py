@@ -20,7 +20,7 @@ import pytest
 import typer
 from digits_config import digits_config
 
-from dpaudit._faults import machine_fault
+from dpaudit._interrupts import machine_fault
 from dpaudit.cli import main
 from dpaudit.cli._app import _GROUPS
 from dpaudit.cli._console import SentenceErrorGroup
@@ -149,7 +149,11 @@ def test_what_cannot_be_loaded_is_no_verdict(
 )
 @pytest.mark.parametrize(
     "place",
-    ["dpaudit.cli.prepare", "dpaudit._faults._SignalState.reset", "dpaudit.cli._exit_status.conclude"],
+    [
+        "dpaudit.cli.prepare",
+        "dpaudit._interrupts._SignalState.reset",
+        "dpaudit.cli._exit_status.exit_status_of",
+    ],
 )
 def test_what_decides_about_the_status_may_fail_itself(
     place: str, error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch

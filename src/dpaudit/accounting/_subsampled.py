@@ -43,7 +43,7 @@ class SubsampledGaussian(TradeOff):
         _validate.num_steps(self.num_steps)
         _validate.fraction("line_delta", self.line_delta)
         if self.num_lines is not None:
-            _validate.whole("num_lines", self.num_lines, low=2)
+            _validate.integer("num_lines", self.num_lines, low=2)
 
     @property
     def symbol(self) -> str:

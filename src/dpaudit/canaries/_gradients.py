@@ -32,7 +32,7 @@ class ParameterLayout:
             named = sizes if isinstance(sizes, Mapping) else {str(i): size for i, size in enumerate(sizes)}
         except TypeError as error:
             raise InputError(f"Expected the sizes of parameters, got {quoted(sizes)}.") from error
-        whole = (_validate.whole(f"the size of parameter {quoted(n)}", s, low=0) for n, s in named.items())
+        whole = (_validate.integer(f"the size of parameter {quoted(n)}", s, low=0) for n, s in named.items())
         return cls(tuple(named), tuple((size,) for size in whole))
 
     def only(self, number: int) -> ParameterLayout:
@@ -182,7 +182,7 @@ class GradientCanary(ABC):
         """Return unit vectors for ``num_canaries`` canaries of a model with this number of parameters."""
         named = ParameterLayout.of([layout]) if isinstance(layout, int) else layout
         num_parameters = named.num_parameters
-        if _validate.whole("num_canaries", num_canaries) > num_parameters:
+        if _validate.integer("num_canaries", num_canaries) > num_parameters:
             raise InputError(
                 f"Expected num_canaries={num_canaries} to be at most {num_parameters}, the number of model "
                 "parameters: canaries of one step do not share any. Pass a smaller num_canaries."

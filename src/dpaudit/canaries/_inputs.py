@@ -64,7 +64,7 @@ class Adversarial(InputCanary):
     uses_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.whole("num_steps", self.num_steps)
+        _validate.integer("num_steps", self.num_steps)
         _validate.positive("step_size", self.step_size)
         _validate.positive("radius", self.radius)
 
@@ -86,10 +86,10 @@ class Crafted(InputCanary):
     uses_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.whole("num_steps", self.num_steps)
+        _validate.integer("num_steps", self.num_steps)
         _validate.positive("step_size", self.step_size)
         if self.every is not None:
-            _validate.whole("every", self.every)
+            _validate.integer("every", self.every)
         if not isinstance(self.long, bool):
             raise InputError(f"Expected long={self.long!r} to be True or False.")
 
@@ -144,7 +144,7 @@ class HeldOutExamples(Generic[Array]):
     @classmethod
     def split_off(cls, inputs: Array, targets: Array, num_classes: int) -> Self:
         """Mark examples of a data set as not used for training."""
-        return cls(inputs, targets, _validate.whole("num_classes", num_classes, low=2), _SPLIT)
+        return cls(inputs, targets, _validate.integer("num_classes", num_classes, low=2), _SPLIT)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self):,} examples, {self.num_classes} classes)"
@@ -159,9 +159,9 @@ def split_indices(num_examples: int, num_held_out: int, seed: int) -> tuple[IntA
     >>> split_indices(5, 2, seed=0)
     (array([0, 1, 3]), array([2, 4]))
     """
-    if not 0 < _validate.whole("num_held_out", num_held_out) < num_examples:
+    if not 0 < _validate.integer("num_held_out", num_held_out) < num_examples:
         raise InputError(f"Expected num_held_out={num_held_out} in [1, {num_examples - 1}].")
-    order = np.random.default_rng(_validate.whole("seed", seed, low=0)).permutation(num_examples)
+    order = np.random.default_rng(_validate.integer("seed", seed, low=0)).permutation(num_examples)
     return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])
 
 

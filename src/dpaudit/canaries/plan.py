@@ -23,7 +23,7 @@ STEPS_AT_ONCE = 64  # whose coins are drawn together: creating an RNG takes long
 
 def fresh_seed(seed: int | None) -> int:
     """Return the given seed, or a random one from the operating system."""
-    return secrets.randbits(128) if seed is None else _validate.whole("seed", seed, low=0)
+    return secrets.randbits(128) if seed is None else _validate.integer("seed", seed, low=0)
 
 
 class _StepRandomness:
@@ -71,7 +71,7 @@ class CanaryCoins(_StepRandomness):
     _drawn: dict[int, BoolArray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _validate.whole("num_canaries", self.num_canaries)
+        _validate.integer("num_canaries", self.num_canaries)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class CanaryPlan(_StepRandomness):
     def __post_init__(self) -> None:
         if not isinstance(self.canary, GradientCanary):
             raise InputError(f"Expected canary to be a gradient canary such as Dirac(), got {self.canary!r}.")
-        _validate.whole("num_canaries", self.num_canaries)
+        _validate.integer("num_canaries", self.num_canaries)
 
     def coins(self, index: int) -> BoolArray:
         """Return whether each canary is present in a step: a fair coin for each that may be."""

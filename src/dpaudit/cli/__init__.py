@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from dpaudit.cli._exit_status import INCOMPLETE, Decided, concluding
+from dpaudit.cli._exit_status import INCOMPLETE, ExitStatus, exit_on_error
 
 __all__ = ["main"]
 
@@ -81,7 +81,7 @@ def main() -> None:
         _open_closed()
         _make_printable()
         _main(sys.argv[1:])
-    except Decided:
+    except ExitStatus:
         raise
     except KeyboardInterrupt as error:  # before or after a handler decides; Python would exit with 1
         os._exit(128 + getattr(error, "number", signal.SIGINT))
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def _main(words: list[str]) -> None:
-    with concluding(words):
+    with exit_on_error(words):
         prepare(words)
         # imported here, so that an interrupt or an error during loading has its status, too
         from dpaudit.cli._app import app, prepare_completion  # noqa: PLC0415

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpaudit._faults import raise_if_machine
+from dpaudit._interrupts import raise_if_machine
 from dpaudit.cli._console import output, print_json
-from dpaudit.cli._exit_status import Decided
+from dpaudit.cli._exit_status import ExitStatus
 from dpaudit.cli._options import Json
 from dpaudit.errors import DpauditError, InputError
 
@@ -63,7 +63,7 @@ def check(
     else:
         _print(found)
     if found.findings:
-        raise Decided(1)
+        raise ExitStatus(1)
 
 
 def _print(found: LintReport) -> None:

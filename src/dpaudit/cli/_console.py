@@ -20,7 +20,14 @@ from rich.table import Column, Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from dpaudit.cli._exit_status import UNDERPOWERED, VIOLATION, Decided, UnexpectedExitError, concluding, flush
+from dpaudit.cli._exit_status import (
+    UNDERPOWERED,
+    VIOLATION,
+    ExitStatus,
+    UnexpectedExitError,
+    exit_on_error,
+    flush,
+)
 from dpaudit.errors import InputError
 from dpaudit.stats import Verdict
 
@@ -103,7 +110,7 @@ def working(text: str) -> Iterator[None]:
 
 
 class DecidingCommand(TyperCommand):
-    """A command that ends with ``Decided``: an exit of typer is from other code, such as that under audit."""
+    """A command that ends with ``ExitStatus``: an exit of typer comes from other code, as the audited one."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -116,7 +123,7 @@ class SentenceErrorGroup(TyperGroup):
     """A group of commands that reports errors as sentences instead of tracebacks."""
 
     def main(self, args: Any = None, *others: Any, **options: Any) -> Any:
-        with concluding(tuple(sys.argv[1:] if args is None else args)):
+        with exit_on_error(tuple(sys.argv[1:] if args is None else args)):
             # Outside of the methods below, typer catches interrupts: it returns 130, whatever the signal.
             if super().main(args, *others, **{**options, "standalone_mode": False}) is not None:
                 raise KeyboardInterrupt
@@ -125,17 +132,17 @@ class SentenceErrorGroup(TyperGroup):
         try:
             super()._main_shell_completion(*words, **options)
         except SystemExit as error:  # of typer, which has printed the completions
-            raise Decided(error.code) from error
+            raise ExitStatus(error.code) from error
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         words = tuple(args)
-        with concluding(words), _decided():
+        with exit_on_error(words), _decided():
             made = super().make_context(info_name, args, parent, **extra)
             made.meta[_WORDS] = words
             return made
 
     def invoke(self, ctx: Any) -> Any:
-        with concluding(ctx.meta[_WORDS]):
+        with exit_on_error(ctx.meta[_WORDS]):
             try:
                 with _decided(ctx):
                     return super().invoke(ctx)
@@ -149,7 +156,7 @@ def _decided(ctx: Any = None) -> Iterator[None]:
     try:
         yield
     except typer.Exit as error:
-        raise Decided(error.exit_code) from error
+        raise ExitStatus(error.exit_code) from error
     except _UsageError as error:
         raise InputError(_usage(error, ctx)) from error
 

@@ -12,7 +12,7 @@ import typer
 
 from dpaudit._io import make_folder, write_text
 from dpaudit.cli._console import output, print_json
-from dpaudit.cli._exit_status import Decided, printable
+from dpaudit.cli._exit_status import ExitStatus, printable
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.cli._result_table import model_and_steps, print_result, tests_of_noise
@@ -111,7 +111,7 @@ def demo(*, folder: _Output = Path("dpaudit-demo"), as_json: Json = False) -> No
     else:
         _print(found, folder)
     if not is_as_expected:
-        raise Decided(1)
+        raise ExitStatus(1)
 
 
 def _print(trainings: list[DemoTraining], folder: Path) -> None:

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from dpaudit import _faults
-from dpaudit.errors import DpauditError, IncompleteError, said, shortened
+from dpaudit import _interrupts
+from dpaudit.errors import DpauditError, IncompleteError, message_of, shortened
 
 VIOLATION: Final = 1
 BAD_INPUT: Final = 2
@@ -28,7 +28,7 @@ _BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 _ALSO = "_dpaudit_values"  # attribute of an exception: finished results to print beside the error
 
 
-class Decided(SystemExit):
+class ExitStatus(SystemExit):
     """The end of a command whose status is decided."""
 
 
@@ -37,20 +37,20 @@ class UnexpectedExitError(Exception):
 
 
 @contextmanager
-def concluding(words: Sequence[str]) -> Iterator[None]:
+def exit_on_error(words: Sequence[str]) -> Iterator[None]:
     """Handle signals, and end the process with the status of whatever ends the block.
 
-    ``words`` are the arguments of the command line. ``Decided`` is passed on, but no other ``SystemExit``.
+    ``words`` are the arguments of the command line. ``ExitStatus`` is passed on, but no other ``SystemExit``.
     """
-    with _faults.handled():
+    with _interrupts.handled():
         try:
             with _without_exit():
                 yield
                 flush()
-        except Decided:
+        except ExitStatus:
             raise
         except BaseException as error:
-            raise Decided(_concluded(error, words)) from error
+            raise ExitStatus(_concluded(error, words)) from error
 
 
 def flush() -> None:
@@ -64,7 +64,7 @@ def flush() -> None:
 def _without_exit() -> Iterator[None]:
     try:
         yield
-    except Decided:
+    except ExitStatus:
         raise
     except SystemExit as error:
         raise UnexpectedExitError(f"sys.exit({error.code!r}) was called") from error
@@ -73,13 +73,13 @@ def _without_exit() -> Iterator[None]:
 def _concluded(error: BaseException, words: Sequence[str]) -> int:
     """Return the status, also if what is to say cannot be said: Python would exit with 1."""
     with suppress(Exception):
-        return conclude(error, words)
+        return exit_status_of(error, words)
     _print("Nothing was judged: the audit could not be completed, and the reason cannot be stated.")
     return INCOMPLETE
 
 
 @contextmanager
-def including(values: Mapping[str, Any]) -> Iterator[None]:
+def with_partial_json(values: Mapping[str, Any]) -> Iterator[None]:
     """If an error ends the block, print these values in the same JSON object."""
     try:
         yield
@@ -88,9 +88,9 @@ def including(values: Mapping[str, Any]) -> Iterator[None]:
         raise
 
 
-def conclude(error: BaseException, words: Sequence[str]) -> int:
+def exit_status_of(error: BaseException, words: Sequence[str]) -> int:
     """Print what ended a command as a sentence, and return its exit status."""
-    number = _faults.requested() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+    number = _interrupts.requested() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
     if number is None and _is_output_unread(error):
         _discard_output()
         return _BROKEN_PIPE
@@ -124,8 +124,8 @@ def _is_output_unread(error: BaseException) -> bool:
 
 def _is_bad_input(error: BaseException) -> bool:
     if isinstance(error, OSError):
-        is_about_path = _faults.is_about_input(error) and error.filename is not None
-        return is_about_path and _faults.machine_fault(error) is None
+        is_about_path = _interrupts.is_about_input(error) and error.filename is not None
+        return is_about_path and _interrupts.machine_fault(error) is None
     return isinstance(error, DpauditError) and not isinstance(error, IncompleteError)
 
 
@@ -135,17 +135,17 @@ def _described(error: BaseException) -> str:
     if isinstance(error, OSError):
         place = error.filename or ("a pipe" if isinstance(error, BrokenPipeError) else "standard output")
         return f"Cannot read or write {place}: {error.strerror or error}."
-    lines = said(error).strip().splitlines()
+    lines = message_of(error).strip().splitlines()
     return f"dpaudit failed with {type(error).__name__}{f': {lines[0]}' if lines else ''}"
 
 
 def _reason(error: BaseException) -> str:
-    fault = None if isinstance(error, DpauditError | OSError) else _faults.machine_fault(error)
+    fault = None if isinstance(error, DpauditError | OSError) else _interrupts.machine_fault(error)
     return fault or _described(error).rstrip(".")
 
 
 def _incomplete(error: BaseException, path: Path | None) -> str:
-    folder = _faults.work_folder()
+    folder = _interrupts.work_folder()
     kept = "" if folder is None or not folder.is_dir() else f"finished work is kept in {folder}; "
     place = "follows" if path is None else f"is in {path}"
     return (
@@ -156,7 +156,7 @@ def _incomplete(error: BaseException, path: Path | None) -> str:
 
 def _interrupted(error: BaseException, number: int) -> str:
     """Return what is kept after a signal, and how to resume."""
-    folder, progress = _faults.work_folder(), ""
+    folder, progress = _interrupts.work_folder(), ""
     if isinstance(error, KeyboardInterrupt | IncompleteError):  # others have notes for the traceback
         progress = "".join(getattr(error, "__notes__", ()))
     start = f"Interrupted by {signal.Signals(number).name}{progress}"
@@ -166,7 +166,7 @@ def _interrupted(error: BaseException, number: int) -> str:
         start += f", but the last state could not be saved: {_reason(error)}"
     if folder is None:
         return f"{start}; nothing is kept: run the same command again to start over."
-    if not _faults.is_work_resumed():
+    if not _interrupts.is_work_resumed():
         return f"{start}; finished work is kept in {folder}, but the same command starts over."
     return f"{start}; finished work is kept in {folder}: run the same command again to resume."
 
@@ -175,7 +175,7 @@ def _write_traceback(error: BaseException) -> Path | None:
     """Write the traceback into the directory of the run or the temporary directory; return the file."""
     text = "".join(traceback.format_exception(error))
     with suppress(Exception):
-        if (folder := _faults.work_folder()) is not None and folder.is_dir():
+        if (folder := _interrupts.work_folder()) is not None and folder.is_dir():
             from dpaudit import _io  # noqa: PLC0415  # loads numpy
 
             _io.write_text(path := folder / _io.ERROR_FILE, text, private=True)

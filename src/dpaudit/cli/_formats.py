@@ -27,7 +27,7 @@ from typing import Any, TextIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit._faults import raise_if_machine
+from dpaudit._interrupts import raise_if_machine
 from dpaudit._io import (
     NOT_AN_ARRAY,
     deleted_after_use,

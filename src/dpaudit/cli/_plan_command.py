@@ -22,7 +22,7 @@ from dpaudit.cli._console import (
     slim_table,
     working,
 )
-from dpaudit.cli._exit_status import UNDERPOWERED, Decided
+from dpaudit.cli._exit_status import UNDERPOWERED, ExitStatus
 from dpaudit.cli._options import ClaimOptions
 from dpaudit.errors import InputError
 from dpaudit.stats import (
@@ -145,7 +145,7 @@ class PlanOptions:
 
     def _leak(self) -> Leak | None:
         named = {"--observations": self.observations, "--steps": self.steps, "--canaries": self.canaries}
-        sizes = [_validate.whole(name, size) for name, size in named.items() if size is not None]
+        sizes = [_validate.integer(name, size) for name, size in named.items() if size is not None]
         if self.noise_factor is None and self.true_epsilon is None:
             if not sizes:
                 raise InputError(f"{_EXPECTED}, got neither.")
@@ -345,4 +345,4 @@ def plan(
     else:
         print_planned(output(), planned)
     if not planned.is_found:
-        raise Decided(UNDERPOWERED)
+        raise ExitStatus(UNDERPOWERED)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from dpaudit.cli._console import output, print_json, print_labelled, print_table, slim_table
-from dpaudit.cli._exit_status import including, printable
+from dpaudit.cli._exit_status import printable, with_partial_json
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.errors import DpauditError, IncompleteError, InputError
@@ -219,7 +219,7 @@ def reproduce(
 def _reproduce_all(options: ReproduceOptions, figures: tuple[Figure, ...], *, as_json: bool) -> None:
     made: list[dict[str, Any]] = []
     values = {"figures": made}
-    with including(values):
+    with with_partial_json(values):
         for found, files in options.reproduce_each(figures):
             made.append(_plain(found, files))
             if not as_json:

@@ -12,7 +12,7 @@ from rich.errors import NotRenderableError
 
 from dpaudit._io import expanded
 from dpaudit.cli._console import EXIT_STATUS, output, print_json
-from dpaudit.cli._exit_status import Decided, printable
+from dpaudit.cli._exit_status import ExitStatus, printable
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.cli._result_table import model_and_steps, print_examined, tests_of_noise
@@ -84,7 +84,7 @@ def run(
     else:
         _print(output(), loaded, found)
     verdict = found.values["verdict"]  # None without a claim
-    raise Decided(0 if verdict is None else EXIT_STATUS[Verdict[verdict]])
+    raise ExitStatus(0 if verdict is None else EXIT_STATUS[Verdict[verdict]])
 
 
 def _require_intact(config: Config, found: Outcome) -> None:

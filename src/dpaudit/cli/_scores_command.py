@@ -15,7 +15,7 @@ from dpaudit import _validate
 from dpaudit._io import stored
 from dpaudit.cli import _options as opt
 from dpaudit.cli._console import EXIT_STATUS, output, print_json, working
-from dpaudit.cli._exit_status import Decided
+from dpaudit.cli._exit_status import ExitStatus
 from dpaudit.cli._formats import (
     PIECE,
     Columns,
@@ -311,7 +311,7 @@ def scores(
         left_out = is_large(examined.observations, is_fixed=threshold is not None)
         print_examined(output(), values, left_out=left_out)
     if examined.result is not None:
-        raise Decided(EXIT_STATUS[examined.result.verdict])
+        raise ExitStatus(EXIT_STATUS[examined.result.verdict])
 
 
 def _check(options: ClaimOptions, threshold: float | None, confidence: float) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpaudit.cli._console import output, print_json, working
-from dpaudit.cli._exit_status import BAD_INPUT, Decided, printable
+from dpaudit.cli._exit_status import BAD_INPUT, ExitStatus, printable
 from dpaudit.cli._options import Json
 
 if TYPE_CHECKING:  # imported when the command is called, so that the others start faster
@@ -38,7 +38,7 @@ def verify(*, runs: _Runs, as_json: Json = False) -> None:
         for one in found:
             _print(one)
     if not is_accepted:
-        raise Decided(BAD_INPUT)
+        raise ExitStatus(BAD_INPUT)
 
 
 def _print(found: Verification) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpaudit.cli._console import output, print_json, print_labelled, print_table, slim_table
-from dpaudit.cli._exit_status import Decided, printable
+from dpaudit.cli._exit_status import ExitStatus, printable
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import ProgressDisplay
 
@@ -160,7 +160,7 @@ def zoo(
     else:
         print_zoo(output(), values, folder)
     if not values["is_as_expected"]:
-        raise Decided(1)
+        raise ExitStatus(1)
 
 
 def _print_names(only: list[str], *, as_json: bool) -> None:

@@ -235,6 +235,6 @@ class Diagnostics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
-        with _validate.restoring("Diagnostics()", state):
+        with _validate.state_dict_errors("Diagnostics()", state):
             self._noise.load_state_dict(state["noise"])
             self._participation.load_state_dict(state["participation"])

@@ -113,10 +113,10 @@ class NoiseLog:
         if eps is not None:
             assert self.layout is not None
             numbers = np.asarray(eps, dtype=np.float64)
-            if numbers.ndim == 0:
-                finest = np.full(self.layout.sketch.size, float(numbers))
-            else:
-                finest = self._sketch([numbers], "precision")[0]
+            is_one = numbers.ndim == 0
+            finest = (
+                np.full(self.layout.sketch.size, numbers) if is_one else self._sketch([numbers], "eps")[0]
+            )
             self._eps = finest if self._eps is None else np.maximum(self._eps, finest)
 
     def _stacked(self, vectors: Sequence[Any], name: str, size: int | None) -> npt.NDArray[Any]:
@@ -179,8 +179,7 @@ class NoiseLog:
         assert self.layout is not None
         numbers = np.array(self._numbers).reshape(self.num_steps, -1)
         numbers[:, :3] /= [std**2, std, std]
-        rows, scale = self._ends.rows(), np.float32(1 / std)
-        few = self._few.rows()["noise"]
+        rows, few, scale = self._ends.rows(), self._few.rows()["noise"], np.float32(1 / std)
         return NoiseRecord(
             layout=self.layout,
             num_steps=self.num_steps,

@@ -110,12 +110,12 @@ class ParticipationRecord:
         if self.has_members:
             raise InputError("Expected the examples of the batch, as in earlier steps, got its size.")
         largest = self._require_same(num_examples)
-        if _validate.whole("size", size, 0) > largest:
+        if _validate.integer("size", size, 0) > largest:
             raise InputError(f"Expected size={size} to be at most num_examples={largest}.")
         self.sizes.append(int(size))
 
     def _require_same(self, num_examples: int) -> int:
-        _validate.whole("num_examples", num_examples)
+        _validate.integer("num_examples", num_examples)
         if self.num_steps and num_examples != self.num_examples:
             raise InputError(
                 f"Expected num_examples={num_examples} to be {self.num_examples}, as in earlier steps."

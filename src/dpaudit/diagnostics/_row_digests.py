@@ -45,7 +45,7 @@ class RowRecord:
     """The digests of the rows of each step; ``num_examples`` is the size of the data set, if known."""
 
     def __init__(self, num_examples: int | None = None) -> None:
-        self.num_examples = None if num_examples is None else _validate.whole("num_examples", num_examples)
+        self.num_examples = None if num_examples is None else _validate.integer("num_examples", num_examples)
         self.num_steps = 0
         self._found: dict[int, int] = {}  # places of digests in the arrays
         self._arrays = _DigestCounts.empty(_NUM_BUCKETS)

@@ -138,12 +138,12 @@ class SumRecord:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
-        with _validate.restoring("the sums of steps", state):
-            self.num_steps = _validate.whole("num_steps", state["num_steps"], low=0)
-            self._num_unknown = _validate.whole("num_unknown", state["num_unknown"], low=0)
+        with _validate.state_dict_errors("the sums of steps", state):
+            self.num_steps = _validate.integer("num_steps", state["num_steps"], low=0)
+            self._num_unknown = _validate.integer("num_unknown", state["num_unknown"], low=0)
             for name, fault in self._faults.items():
                 count, size, sentence = state["found"].get(name, (0, -math.inf, ""))
-                fault.count = _validate.whole(name, count, low=0)
+                fault.count = _validate.integer(name, count, low=0)
                 fault.size, fault.sentence = float(size), str(sentence)
 
     @property
@@ -315,7 +315,7 @@ class BatchRecord:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
-        with _validate.restoring("the batches of steps", state):
+        with _validate.state_dict_errors("the batches of steps", state):
             self.participation.load_state_dict(state["participation"])
             if self.rows is not None and state["rows"] is not None:
                 self.rows.load_state_dict(state["rows"])

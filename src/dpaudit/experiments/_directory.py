@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from dpaudit import _io, _provenance
-from dpaudit._faults import raise_if_machine
+from dpaudit._interrupts import raise_if_machine
 from dpaudit._io import JsonCache, difference, open_file, read_json
 from dpaudit.errors import InputError
 from dpaudit.experiments._recompute import Verified, verify_finished

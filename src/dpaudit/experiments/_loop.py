@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dpaudit._faults import deferred, raise_if_requested, requested
+from dpaudit._interrupts import deferred, raise_if_requested, requested
 from dpaudit.experiments._build import Experiment
 from dpaudit.experiments._directory import restore, run_digest, save
 from dpaudit.experiments._listener import Listener, Progress

@@ -21,7 +21,7 @@ from dpaudit import _io
 from dpaudit._io import read_json
 from dpaudit._provenance import digest, seed_digest
 from dpaudit.diagnostics import Check, Diagnosis, Finding
-from dpaudit.errors import DpauditError, IncompleteError, InputError, quoted, said
+from dpaudit.errors import DpauditError, IncompleteError, InputError, message_of, quoted
 from dpaudit.experiments._black_box_analysis import THRESHOLD_RULES
 from dpaudit.experiments._run_analysis import (
     RESULT_SCHEMA,
@@ -258,7 +258,7 @@ def _analyze(scores: StoredScores) -> RunAnalysis:
     except (DpauditError, MemoryError):
         raise
     except Exception as error:
-        raise IncompleteError(f"dpaudit failed with {type(error).__name__}: {said(error)}") from error
+        raise IncompleteError(f"dpaudit failed with {type(error).__name__}: {message_of(error)}") from error
 
 
 def _recomputed_values(

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final
 
 import dpaudit
 from dpaudit import _io
-from dpaudit._faults import raise_if_machine
+from dpaudit._interrupts import raise_if_machine
 from dpaudit._io import JsonCache, open_file, read_json
 from dpaudit._provenance import digest
 from dpaudit.errors import InputError

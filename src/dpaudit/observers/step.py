@@ -57,7 +57,7 @@ _NUM_CANARIES = 64
 _ROWS_COMPILED = 16  # a step that JAX compiles has a multiple of this number of rows
 
 
-@_validate.without_epsilon(_STEP_CLAIM)
+@_validate.reject_epsilon(_STEP_CLAIM)
 def observe_step(
     step: Callable[[Any], Any],
     gradients: Any,
@@ -284,7 +284,7 @@ def _write_rows(made: Directions, lengths: FloatArray, out: FloatArray) -> None:
         out[made.num_apart :, made.shared.places] = (lengths[made.num_apart :] * made.shared.values).T
 
 
-@_validate.without_epsilon(_STEP_CLAIM)
+@_validate.reject_epsilon(_STEP_CLAIM)
 def observe_loss_step(
     step: Callable[[Callable[[Any, Any], Any], Any, Any], Any],
     loss: Callable[[Any, Any], Any],

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dpaudit import _validate
-from dpaudit._faults import machine_fault
+from dpaudit._interrupts import machine_fault
 from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, Mixed, Mixture
 from dpaudit.diagnostics import Diagnosis, Diagnostics, Finding, likely_causes
@@ -243,7 +243,7 @@ def _other_gradients(gradients: Any, num_parameters: int | None) -> Any:
             f"{'neither' if gradients is None else 'both'}."
         )
     if num_parameters is not None:
-        return np.zeros((0, _validate.whole("num_parameters", num_parameters)), np.float32)
+        return np.zeros((0, _validate.integer("num_parameters", num_parameters)), np.float32)
     require_rows(gradients)
     return gradients
 

@@ -112,12 +112,12 @@ class Recorder:
         self._claims: ClaimSource = claim if isinstance(claim, ReadClaim) else GivenClaim(claim)
         self.confidence = _validate.confidence(confidence)
         self._started = now()
-        self._planned = None if num_steps is None else _validate.whole("num_steps", num_steps)
+        self._planned = None if num_steps is None else _validate.integer("num_steps", num_steps)
         self.callbacks = list(callbacks)
         usual = _UNPLANNED_EVERY if self._planned is None else max(1, self._planned // _PEEKS)
-        self._every = usual if every is None else _validate.whole("every", every)
+        self._every = usual if every is None else _validate.integer("every", every)
         self._tradeoff, self._paired, self._coupled = tradeoff, paired, coupled
-        self._num_canaries = None if num_canaries is None else _validate.whole("num_canaries", num_canaries)
+        self._num_canaries = None if num_canaries is None else _validate.integer("num_canaries", num_canaries)
         self._signal, self._facts = signal, facts
         batches = first_of(checks, BatchRecord)
         self._batches = BatchRecord() if batches is None else batches
@@ -241,7 +241,7 @@ class Recorder:
         if num_steps is None:
             num_steps = range(self._every, self.num_done + 1, self._every)
         for count in num_steps:
-            if _validate.whole("num_steps", count) > self.num_done:
+            if _validate.integer("num_steps", count) > self.num_done:
                 raise InputError(
                     f"Expected num_steps={count} to be at most {self.num_done}, the number of recorded steps."
                 )
@@ -401,7 +401,7 @@ class Recorder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``, with the bets and the confidence that it was started with."""
-        with _validate.restoring("a recorder", state):
+        with _validate.state_dict_errors("a recorder", state):
             scores, present = recorded_steps(state["scores"], state["present"])
             require_resumable(scores, self._num_canaries)
             self._bets.load_state_dict(state)

@@ -92,13 +92,13 @@ class LikelihoodRatios:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
-        with _validate.restoring("likelihood ratios", state):
+        with _validate.state_dict_errors("likelihood ratios", state):
             values, present = np.array(state["ratios"], dtype=np.float64), state["present"]
             if values.shape != self.present.shape or not np.isfinite(values).all():
                 raise InputError(
                     f"Expected {self.present.size} finite ratios in the state, got shape {values.shape}."
                 )
-            self.num_done = _validate.whole("num_done", state["num_done"], low=0)
+            self.num_done = _validate.integer("num_done", state["num_done"], low=0)
             self.present, self.values = as_mask(present, values.shape), values
 
 
@@ -311,7 +311,7 @@ class WholeRunRecorder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
-        with _validate.restoring("a recorder", state):
+        with _validate.state_dict_errors("a recorder", state):
             require_resumable([state["present"]], self.present.size)
             self._ratios.load_state_dict(state)
             self._tests.load_state_dict(state.get("checks", {}), self.num_done)

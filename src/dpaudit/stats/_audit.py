@@ -59,7 +59,7 @@ _ONLY_SCORES = "where the scores come from is not tested: neither the noise nor 
 _MOST_GUESSES = 100_000  # the bound on them takes a minute
 
 
-@_validate.without_epsilon("claim=..., such as Claim.approximate_dp(epsilon=..., delta=...)")
+@_validate.reject_epsilon("claim=..., such as Claim.approximate_dp(epsilon=..., delta=...)")
 def audit(
     observations: Observations,
     *,

@@ -30,8 +30,8 @@ class ErrorCounts:
 
     def __post_init__(self) -> None:
         for errors, of in (("false_positives", "num_absent"), ("false_negatives", "num_present")):
-            number = _validate.whole(of, getattr(self, of))
-            if _validate.whole(errors, getattr(self, errors), low=0) > number:
+            number = _validate.integer(of, getattr(self, of))
+            if _validate.integer(errors, getattr(self, errors), low=0) > number:
                 raise InputError(f"Expected {errors}={getattr(self, errors)} to be at most {of}={number}.")
 
     @classmethod
@@ -222,9 +222,9 @@ class Guesses:
     num_correct: int
 
     def __post_init__(self) -> None:
-        most = _validate.whole("num_canaries", self.num_canaries)
+        most = _validate.integer("num_canaries", self.num_canaries)
         for name in ("num_guesses", "num_correct"):
-            value = _validate.whole(name, getattr(self, name), low=0)
+            value = _validate.integer(name, getattr(self, name), low=0)
             if value > most:
                 raise InputError(f"Expected {name}={value} to be at most {most}.")
             most = value
@@ -272,7 +272,7 @@ class Guesses:
         Guesses(num_canaries=4, num_guesses=2, num_correct=2)
         """
         values, truth = _scores_and_presence(scores, present, ids, present_ids)
-        if _validate.whole("num_guesses", num_guesses, low=0) > values.size:
+        if _validate.integer("num_guesses", num_guesses, low=0) > values.size:
             raise InputError(f"Expected num_guesses={num_guesses} to be at most {values.size}.")
         # not by position: canaries are often listed by presence, which equal scores must not reveal
         shuffled = np.random.default_rng([0x71E5, values.size]).permutation(values.size)

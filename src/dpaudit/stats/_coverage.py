@@ -93,7 +93,7 @@ def coverage(
 
 def tally(one: Callable[[np.random.Generator], float], truth: float, repetitions: int, seed: int) -> Coverage:
     """Repeat ``one``, each time with a separate RNG, and compare the bounds with the truth."""
-    seeds = np.random.SeedSequence(seed).spawn(_validate.whole("repetitions", repetitions))
+    seeds = np.random.SeedSequence(seed).spawn(_validate.integer("repetitions", repetitions))
     bounds = np.asarray([one(np.random.default_rng(child)) for child in seeds])
     # a bound equal to the truth is correct, but rounding may lift it slightly above
     exceeded = float((bounds > truth * (1 + 1e-9)).mean())

@@ -180,7 +180,7 @@ def smallest_leak(
     method = inference or (JointExact() if num_canaries == 1 else Betting())
     planner = _Planner.of(claim, method, confidence, tradeoff)
     sizes = _validated_size("num_steps", num_steps), _validated_size("num_canaries", num_canaries)
-    _validate.whole("num_steps x num_canaries", sizes[0] * sizes[1], high=_MOST_SCORES)
+    _validate.integer("num_steps x num_canaries", sizes[0] * sizes[1], high=_MOST_SCORES)
     claimed = planner.hypothesis.parameter
     design = planner.design(*sizes, has_others=True)
     parameter = design.smallest_leak(claimed, _validate.fraction("power", power))
@@ -188,7 +188,7 @@ def smallest_leak(
 
 
 def _validated_size(name: str, value: int) -> int:
-    return _validate.whole(name, value, high=_MOST_SCORES)
+    return _validate.integer(name, value, high=_MOST_SCORES)
 
 
 @dataclass(frozen=True)

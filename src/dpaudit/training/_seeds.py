@@ -32,7 +32,7 @@ class Seeds:
     def __post_init__(self) -> None:
         for name in ("initialization", "sampling", "noise", "augmentation"):
             if (value := getattr(self, name)) is not None:
-                _validate.whole(name, value, low=0)
+                _validate.integer(name, value, low=0)
 
     @classmethod
     def of(cls, seed: int) -> Seeds:
@@ -41,7 +41,7 @@ class Seeds:
         >>> Seeds.of(1) == Seeds.of(1), Seeds.of(1).noise == Seeds.of(1).sampling
         (True, False)
         """
-        _validate.whole("seed", seed, low=0)
+        _validate.integer("seed", seed, low=0)
         values = [int(value) for value in np.random.SeedSequence(seed).generate_state(4, np.uint64)]
         return cls(initialization=values[0], sampling=values[1], noise=values[2], augmentation=values[3])
 
@@ -52,7 +52,7 @@ def generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Gen
     torch's CPU generator uses only 32 bits of a seed: its noise would be one of four billion streams, few
     enough for an exhaustive search. Its whole state is therefore filled here.
     """
-    entropy = secrets.randbits(256) if seed is None else _validate.whole("seed", seed, low=0)
+    entropy = secrets.randbits(256) if seed is None else _validate.integer("seed", seed, low=0)
     sequence = np.random.SeedSequence(entropy)
     rng = torch.Generator(device)
     rng.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))

@@ -33,8 +33,8 @@ class DPSGD:
         _validate.at_least("noise_multiplier", self.noise_multiplier, 0.0)
         _validate.positive("max_grad_norm", self.max_grad_norm)
         _validate.sample_rate(self.sample_rate)
-        _validate.whole("num_steps", self.num_steps)
-        if _validate.whole("multiplicity", self.multiplicity) > 1 and self.augmentation is None:
+        _validate.integer("num_steps", self.num_steps)
+        if _validate.integer("multiplicity", self.multiplicity) > 1 and self.augmentation is None:
             raise InputError(
                 f"Expected an augmentation with multiplicity={self.multiplicity}: identical copies of an "
                 "input have no effect."
@@ -103,7 +103,7 @@ class FlipAndCrop:
     padding: int = 4
 
     def __post_init__(self) -> None:
-        _validate.whole("padding", self.padding, low=0)
+        _validate.integer("padding", self.padding, low=0)
 
     def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         count, channels, height, width = inputs.shape
@@ -133,7 +133,7 @@ class Batch:
     multiplicity: int = 1
 
     def __post_init__(self) -> None:
-        _validate.whole("multiplicity", self.multiplicity)
+        _validate.integer("multiplicity", self.multiplicity)
         if len(self.inputs) != len(self.targets) * self.multiplicity:
             raise InputError(
                 f"Expected {self.multiplicity} inputs for each target, "

@@ -242,8 +242,8 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state returned by ``state_dict``."""
-        with _validate.restoring("a Training", state):
-            self.num_done = _validate.whole("num_done", state["num_done"], low=0)
+        with _validate.state_dict_errors("a Training", state):
+            self.num_done = _validate.integer("num_done", state["num_done"], low=0)
             self.model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
             for name, rng in self._generators.items():

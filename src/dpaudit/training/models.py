@@ -45,7 +45,7 @@ def mlp(*sizes: int) -> nn.Sequential:
     if len(sizes) < 2:
         raise InputError(f"Expected at least the sizes of the input and the output, got {sizes}.")
     for size in sizes:
-        _validate.whole("sizes", size)
+        _validate.integer("sizes", size)
     weights = sum(before * after for before, after in pairwise(sizes))
     # the weights, their gradient, the noise and the update
     _validate.fits_memory(f"the weights of layers of sizes {', '.join(map(str, sizes))}", 4 * 4.0 * weights)
@@ -69,10 +69,10 @@ def wide_resnet(
     depth: int = 16, width: int = 4, *, in_channels: int = 3, num_classes: int = 10
 ) -> nn.Sequential:
     """Return WRN-``depth``-``width`` (Zagoruyko and Komodakis 2016, arXiv:1605.07146)."""
-    blocks, rest = divmod(_validate.whole("depth", depth, low=10) - 4, 6)
+    blocks, rest = divmod(_validate.integer("depth", depth, low=10) - 4, 6)
     if rest:
         raise InputError(f"Expected depth={depth} to be 4 more than a multiple of 6.")
-    channels = [16, *(size * _validate.whole("width", width) for size in (16, 32, 64))]
+    channels = [16, *(size * _validate.integer("width", width) for size in (16, 32, 64))]
     layers: list[nn.Module] = [WeightStandardizedConv2d(in_channels, channels[0], 3, padding=1)]
     for stage in range(3):
         for index in range(blocks):

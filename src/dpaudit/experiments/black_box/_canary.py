@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit import _io
-from dpaudit._faults import raise_if_machine
+from dpaudit._interrupts import raise_if_machine
 from dpaudit._io import NOT_AN_ARRAY, map_array, open_file
 from dpaudit._torch._crafting import Crafting
 from dpaudit._types import BoolArray

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from dpaudit._faults import raise_if_machine
+from dpaudit._interrupts import raise_if_machine
 from dpaudit._io import open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments.config._config import Config

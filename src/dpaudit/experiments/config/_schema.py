@@ -41,7 +41,7 @@ def _named(check: Callable[..., Any], **more: Any) -> AfterValidator:
 
 
 def _each_positive(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
-    return tuple(_validate.whole(str(info.field_name), size) for size in value)
+    return tuple(_validate.integer(str(info.field_name), size) for size in value)
 
 
 def _path(value: str) -> str:
@@ -62,11 +62,11 @@ Positive: TypeAlias = Annotated[float, _named(_validate.positive)]
 NonNegative: TypeAlias = Annotated[float, _named(_validate.at_least, low=0.0)]
 LearningRate: TypeAlias = Annotated[Positive, _named(_in_range)]
 Decay: TypeAlias = Annotated[NonNegative, _named(_in_range)]
-Multiplicity: TypeAlias = Annotated[int, _named(_validate.whole, high=1000)]
-PositiveInt: TypeAlias = Annotated[int, _named(_validate.whole)]
+Multiplicity: TypeAlias = Annotated[int, _named(_validate.integer, high=1000)]
+PositiveInt: TypeAlias = Annotated[int, _named(_validate.integer)]
 Steps: TypeAlias = Annotated[int, AfterValidator(_validate.num_steps)]
-Count: TypeAlias = Annotated[int, _named(_validate.whole, low=2, high=1_000_000)]
-NonNegativeInt: TypeAlias = Annotated[int, _named(_validate.whole, low=0)]
+Count: TypeAlias = Annotated[int, _named(_validate.integer, low=2, high=1_000_000)]
+NonNegativeInt: TypeAlias = Annotated[int, _named(_validate.integer, low=0)]
 Delta: TypeAlias = Annotated[float, _named(_validate.fraction)]
 Confidence: TypeAlias = Annotated[float, AfterValidator(_validate.confidence)]
 Rate: TypeAlias = Annotated[float, AfterValidator(_validate.sample_rate)]

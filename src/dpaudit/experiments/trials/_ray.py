@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import Any, BinaryIO
 
 from dpaudit import _validate
-from dpaudit._faults import requested
+from dpaudit._interrupts import requested
 from dpaudit.errors import DpauditError, IncompleteError, InputError, MissingExtraError
 from dpaudit.experiments.trials._task import Finished, Task, failed_worker, named
 from dpaudit.experiments.trials._trial_plan import Group, Recipe, Trial
@@ -48,7 +48,7 @@ class Ray:
     def __post_init__(self) -> None:
         _validate.at_least("num_cpus", self.num_cpus, 0)
         _validate.at_least("num_gpus", self.num_gpus, 0)
-        _validate.whole("max_retries", self.max_retries, low=0)
+        _validate.integer("max_retries", self.max_retries, low=0)
 
     def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
         """Yield every group with its result, in order of completion."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpaudit._faults import deferred, raise_if_requested
+from dpaudit._interrupts import deferred, raise_if_requested
 from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.trials._store import Store
 from dpaudit.experiments.trials._task import Finished, Task

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from dpaudit import _io
-from dpaudit._faults import is_about_input, raise_if_machine
+from dpaudit._interrupts import is_about_input, raise_if_machine
 from dpaudit._io import LARGEST_ARRAY, difference, open_file
 from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.trials._task import Finished

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from dpaudit._faults import raise_if_machine
+from dpaudit._interrupts import raise_if_machine
 from dpaudit._provenance import packages
 from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.trials._trial_plan import Group, Recipe, Scorer, extend_search_path, search_path

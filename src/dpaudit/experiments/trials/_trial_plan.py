@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from dpaudit import _validate
-from dpaudit._faults import raise_if_machine
+from dpaudit._interrupts import raise_if_machine
 from dpaudit._io import open_file
 from dpaudit.errors import DpauditError, InputError
 
@@ -89,7 +89,7 @@ class Recipe:
     """
 
     def __post_init__(self) -> None:
-        _validate.whole("group_size", self.group_size)
+        _validate.integer("group_size", self.group_size)
         try:
             is_plain = json.loads(self.to_json())["arguments"] == self.arguments
         except (TypeError, ValueError) as error:
@@ -146,8 +146,8 @@ class TrialPlan:
     """Plain values that identify the run; None means the recipe's arguments."""
 
     def __post_init__(self) -> None:
-        _validate.whole("num_trials", self.num_trials, low=2, high=1_000_000)  # all in memory
-        _validate.whole("seed", self.seed, low=0)
+        _validate.integer("num_trials", self.num_trials, low=2, high=1_000_000)  # all in memory
+        _validate.integer("seed", self.seed, low=0)
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:

@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass
 from typing import Protocol
 
 from dpaudit import _validate
-from dpaudit._faults import requested
+from dpaudit._interrupts import requested
 from dpaudit.errors import IncompleteError
 from dpaudit.experiments.trials._ray import Ray
 from dpaudit.experiments.trials._task import Finished, Task, named, perform
@@ -72,8 +72,8 @@ class Processes:
 
     def __post_init__(self) -> None:
         if self.num_workers is not None:
-            _validate.whole("num_workers", self.num_workers)
-        _validate.whole("max_retries", self.max_retries, low=0)
+            _validate.integer("num_workers", self.num_workers)
+        _validate.integer("max_retries", self.max_retries, low=0)
 
     def map(self, task: Task, groups: Sequence[Group]) -> Generator[tuple[Group, Finished], None, None]:
         """Yield every group with its result, in order of completion."""

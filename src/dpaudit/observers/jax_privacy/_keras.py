@@ -23,7 +23,7 @@ from dpaudit.recording._claim_source import CLAIM_PARTS
 _MIXTURE = Mixture()
 
 
-@_validate.without_epsilon(CLAIM_PARTS)
+@_validate.reject_epsilon(CLAIM_PARTS)
 @session
 def observe_model(
     model: Any,

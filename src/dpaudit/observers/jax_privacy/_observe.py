@@ -65,7 +65,7 @@ class Observed(ObservedFunctions):
         return self._block.__exit__(*error)
 
 
-@_validate.without_epsilon(CLAIM_PARTS)
+@_validate.reject_epsilon(CLAIM_PARTS)
 def observe(
     grad_fn: Any,
     privatizer: optax.GradientTransformation,

@@ -21,7 +21,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, FSDP
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 from torch import Tensor, nn
 
-from dpaudit._faults import machine_fault
+from dpaudit._interrupts import machine_fault
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored, replaced

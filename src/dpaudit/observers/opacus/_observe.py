@@ -85,7 +85,7 @@ _ONE_RANK = (
 )
 
 
-@_validate.without_epsilon(CLAIM_PARTS)
+@_validate.reject_epsilon(CLAIM_PARTS)
 @session
 def observe(
     optimizer: DPOptimizer,

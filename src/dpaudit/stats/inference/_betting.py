@@ -61,7 +61,7 @@ class Betting(Inference):
     def __post_init__(self) -> None:
         if self.horizon is not None:
             # a file may claim any number of steps
-            _validate.whole("horizon", self.horizon, high=(10**12))
+            _validate.integer("horizon", self.horizon, high=(10**12))
         if self.expected is not None:
             _validate.at_least("expected", self.expected, 0.0)
         if isinstance(self.tails, bool) or not isinstance(self.tails, int | float) or not 0 <= self.tails < 1:

@@ -47,7 +47,7 @@ class Simultaneous(ThresholdRule):
     num_thresholds: int = 32
 
     def __post_init__(self) -> None:
-        _validate.whole("num_thresholds", self.num_thresholds)
+        _validate.integer("num_thresholds", self.num_thresholds)
 
     @property
     def label(self) -> str:

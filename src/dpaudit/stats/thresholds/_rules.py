@@ -116,7 +116,7 @@ class HeldOut(ThresholdRule):
 
     def __post_init__(self) -> None:
         _validate.fraction("fraction", self.fraction)
-        _validate.whole("seed", self.seed, low=0)
+        _validate.integer("seed", self.seed, low=0)
 
     @property
     def label(self) -> str:

@@ -146,7 +146,7 @@ class RandomizedResponse(TradeOff):
     num_values: int = 2
 
     def __post_init__(self) -> None:
-        _validate.whole("num_values", self.num_values, low=2)
+        _validate.integer("num_values", self.num_values, low=2)
 
     @property
     def symbol(self) -> str:

@@ -86,7 +86,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
                 f"Expected canary to be a gradient or input canary such as Dirac(), got {canary!r}."
             )
         if num_canaries is not None:
-            _validate.whole("num_canaries", num_canaries)
+            _validate.integer("num_canaries", num_canaries)
         self.seed = fresh_seed(seed)
         self.delta = _validate.delta(delta)
         self.confidence = _validate.confidence(confidence)
@@ -183,7 +183,7 @@ class OneRun(CanaryAudit[Recorder]):
 
     def __init__(self, *, first_steps: int | None = None, **common: Any) -> None:
         super().__init__(**common)
-        self._first_steps = None if first_steps is None else _validate.whole("first_steps", first_steps)
+        self._first_steps = None if first_steps is None else _validate.integer("first_steps", first_steps)
         self._pending: list[tuple[int, Callable[[], FloatArray]]] = []  # steps whose scores are not recorded
 
     def attach(self, training: Training) -> None:
@@ -262,7 +262,7 @@ class TwoBatches(CanaryAudit[Recorder]):
         **common: Any,
     ) -> None:
         super().__init__(num_canaries=num_canaries, **common)
-        self._first_steps = None if first_steps is None else _validate.whole("first_steps", first_steps)
+        self._first_steps = None if first_steps is None else _validate.integer("first_steps", first_steps)
         if num_canaries not in (None, 1):
             raise InputError(f"Expected num_canaries=1 with TwoBatches, got {num_canaries}.")
         self._rate = _validate.sample_rate(canary_rate)

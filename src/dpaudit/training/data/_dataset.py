@@ -33,7 +33,7 @@ class Dataset:
     num_classes: int
 
     def __post_init__(self) -> None:
-        _validate.whole("num_classes", self.num_classes, low=2)
+        _validate.integer("num_classes", self.num_classes, low=2)
         if len(self.inputs) != len(self.targets) or len(self.targets) == 0:
             raise InputError(
                 f"Expected equal numbers of inputs and targets, at least one each, got {len(self.inputs)} "
@@ -136,7 +136,7 @@ def random_images(
     >>> random_images(100)
     Dataset(100 examples of 3 x 32 x 32, 10 classes)
     """
-    _validate.whole("num_examples", num_examples)
+    _validate.integer("num_examples", num_examples)
     sizes = " x ".join(map(str, shape))
     _validate.fits_memory(f"{num_examples} examples of shape {sizes}", num_examples * math.prod(shape))
     rng = np.random.default_rng(seed)

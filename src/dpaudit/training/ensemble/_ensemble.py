@@ -57,7 +57,7 @@ class Ensemble:
 
     def __post_init__(self) -> None:
         if self.models_at_once is not None:
-            _validate.whole("models_at_once", self.models_at_once)
+            _validate.integer("models_at_once", self.models_at_once)
         size = num_parameters(self._pattern)
         if self.initial_weights is not None and self.initial_weights.shape != (size,):
             shape = tuple(self.initial_weights.shape)

@@ -105,8 +105,8 @@ def pretrained_weights(
     Near a minimum the gradients of ordinary examples are small, and that of the canary stands out. The
     examples must not be in the private training data: the claim does not cover pre-training.
     """
-    _validate.whole("num_steps", num_steps)
-    size = min(_validate.whole("batch_size", batch_size), len(held_out))
+    _validate.integer("num_steps", num_steps)
+    size = min(_validate.integer("batch_size", batch_size), len(held_out))
     _validate.positive("learning_rate", learning_rate)
     seeds = Seeds.of(seed)
     model, rng = initialize(build, seeds.initialization), generator(seeds.sampling)
@@ -127,7 +127,7 @@ class Example:
     target: int
 
     def __post_init__(self) -> None:
-        _validate.whole("target", self.target, low=0)
+        _validate.integer("target", self.target, low=0)
 
 
 def joined(data: Dataset, example: Example) -> Dataset:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from dpaudit.errors import DpauditError, IncompleteError, said
+from dpaudit.errors import DpauditError, IncompleteError, message_of
 
 _SIGNALS: Final = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _STOPPING: Final = b"Stopping after the current step or trial; a second signal stops at once.\n"
@@ -101,7 +101,7 @@ def _reported_fault(error: BaseException) -> str | None:
     if isinstance(error, MemoryError):
         return _NO_MEMORY
     if isinstance(error, RuntimeError):
-        message = said(error).lower()
+        message = message_of(error).lower()
         return next((fault for words, fault in _OF_LIBRARIES.items() if words in message), None)
     if isinstance(error, OSError) and error.errno in _OF_MACHINE:
         place = "" if error.filename is None else f"{error.filename}: "

@@ -19,7 +19,7 @@ import pytest
 import torch
 from damage import forged
 
-from dpaudit import IncompleteError, InputError, _faults, _io
+from dpaudit import IncompleteError, InputError, _interrupts, _io
 from dpaudit.experiments import _directory, _seal
 from dpaudit.experiments.black_box import _canary
 from dpaudit.experiments.config import _load
@@ -32,9 +32,9 @@ def send(number: signal.Signals) -> None:
 
 def work(*numbers: signal.Signals) -> None:
     """Receive signals in deferred work that does not look for them, and that nothing but the third ends."""
-    with _faults.deferred():
+    with _interrupts.deferred():
         for number in numbers:
-            with suppress(_faults.Interrupted):
+            with suppress(_interrupts.Interrupted):
                 send(number)
 
 
@@ -42,18 +42,18 @@ def test_a_first_signal_is_deferred_and_a_second_is_not(received: list[int]) -> 
     seen: list[int | None] = []
 
     def look() -> None:
-        with _faults.deferred():
-            seen.append(_faults.requested())
+        with _interrupts.deferred():
+            seen.append(_interrupts.requested())
             send(signal.SIGTERM)
-            seen.append(_faults.requested())
+            seen.append(_interrupts.requested())
             send(signal.SIGINT)
             seen.append(-1)
 
-    with _faults.handled(), pytest.raises(_faults.Interrupted) as caught:
+    with _interrupts.handled(), pytest.raises(_interrupts.Interrupted) as caught:
         look()
     assert seen == [None, signal.SIGTERM]
     assert caught.value.number == signal.SIGTERM
-    assert _faults.requested() is None
+    assert _interrupts.requested() is None
     assert received == []  # a command turns the exception into a status
 
 
@@ -61,7 +61,7 @@ def test_a_deferred_signal_takes_effect_after_its_limit(received: list[int]) -> 
     reached = []
 
     def wait() -> None:
-        with _faults.deferred(0.01):
+        with _interrupts.deferred(0.01):
             send(signal.SIGHUP)
             select.select([], [], [], 60)
             reached.append("the end")
@@ -86,11 +86,11 @@ def test_a_signal_after_the_last_look_takes_effect_at_the_end_of_the_work() -> N
     finished = []
 
     def nested() -> None:
-        with _faults.deferred():
+        with _interrupts.deferred():
             work(signal.SIGTERM)
             finished.append("inner")
 
-    with _faults.handled(), pytest.raises(_faults.Interrupted) as caught:
+    with _interrupts.handled(), pytest.raises(_interrupts.Interrupted) as caught:
         nested()
     assert finished == ["inner"]
     assert caught.value.number == signal.SIGTERM
@@ -127,7 +127,7 @@ def test_a_signal_ends_a_script_without_a_handler_when_the_work_is_saved(
     child = os.fork()
     if child == 0:
         signal.signal(number, signal.SIG_DFL)
-        with suppress(BaseException), _faults.deferred():
+        with suppress(BaseException), _interrupts.deferred():
             send(number)
             os.write(1, b"saved")
             if error is not None:
@@ -141,7 +141,7 @@ def test_a_signal_ends_a_script_without_a_handler_when_the_work_is_saved(
 
 
 def test_a_signal_outside_takes_effect_at_once() -> None:
-    with _faults.handled(), pytest.raises(_faults.Interrupted):
+    with _interrupts.handled(), pytest.raises(_interrupts.Interrupted):
         send(signal.SIGHUP)
 
 
@@ -151,13 +151,13 @@ def test_a_signal_in_a_finalizer_is_not_lost(capfd: pytest.CaptureFixture[str]) 
             signal.raise_signal(signal.SIGTERM)
 
     def work() -> None:
-        with _faults.handled():
+        with _interrupts.handled():
             Object()  # Python drops the exception
             survived.append("the finalizer")
             threading.Event().wait(10)
 
     before, survived = sys.unraisablehook, list[str]()
-    with pytest.raises(_faults.Interrupted):
+    with pytest.raises(_interrupts.Interrupted):
         work()
     assert survived
     assert sys.unraisablehook is before
@@ -171,7 +171,7 @@ def test_another_exception_in_a_finalizer_is_reported_as_before(monkeypatch: pyt
 
     reported: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda one: reported.append(str(one.exc_value)))
-    with _faults.handled():
+    with _interrupts.handled():
         Object()
     assert reported == ["mine"]
 
@@ -179,15 +179,15 @@ def test_another_exception_in_a_finalizer_is_reported_as_before(monkeypatch: pyt
 def test_a_hangup_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with _faults.handled():
+        with _interrupts.handled():
             send(signal.SIGHUP)
-            assert _faults.requested() is None
+            assert _interrupts.requested() is None
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
 def test_a_forked_child_ends_as_if_there_were_no_handler() -> None:
-    with _faults.deferred():
+    with _interrupts.deferred():
         child = os.fork()
         if child == 0:
             send(signal.SIGTERM)
@@ -220,22 +220,22 @@ def raised(error: Exception, first: BaseException, *, how: str) -> Exception:
 @pytest.mark.parametrize("how", ["from", "while handling"])
 def test_a_fault_of_the_machine_is_found_behind_other_exceptions(how: str) -> None:
     error = raised(RuntimeError("Cannot save."), raised(ValueError("weights"), FULL, how=how), how=how)
-    assert _faults.machine_fault(error) == "weights.pt: No space left on device"
+    assert _interrupts.machine_fault(error) == "weights.pt: No space left on device"
     with pytest.raises(IncompleteError, match=r"^Trial 3: weights\.pt: No space left on device\.$"):
-        _faults.raise_if_machine(error, "Trial 3")
+        _interrupts.raise_if_machine(error, "Trial 3")
 
 
 def test_what_was_decided_or_hidden_is_no_fault_of_the_machine() -> None:
-    assert _faults.machine_fault(raised(RuntimeError("Too many."), FULL, how="from None")) is None
+    assert _interrupts.machine_fault(raised(RuntimeError("Too many."), FULL, how="from None")) is None
     refused = raised(InputError("Another process is running."), BlockingIOError(errno.EAGAIN, ""), how="from")
-    assert _faults.machine_fault(refused) is None
-    assert _faults.machine_fault(raised(ValueError("wrong"), refused, how="from")) is None
+    assert _interrupts.machine_fault(refused) is None
+    assert _interrupts.machine_fault(raised(ValueError("wrong"), refused, how="from")) is None
 
 
 def test_exceptions_that_cause_each_other_are_examined_once() -> None:
     first, second = ValueError("first"), RuntimeError("second")
     first.__cause__, second.__cause__ = second, first
-    assert _faults.machine_fault(first) is None
+    assert _interrupts.machine_fault(first) is None
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_exceptions_that_cause_each_other_are_examined_once() -> None:
     ],
 )
 def test_what_libraries_say_of_the_machine_is_understood(error: Exception, fault: str) -> None:
-    assert (_faults.machine_fault(error) or "").startswith(fault)
+    assert (_interrupts.machine_fault(error) or "").startswith(fault)
 
 
 def test_a_full_disk_behind_torch_is_a_fault_of_the_machine(tmp_path: Path) -> None:
