@@ -341,29 +341,28 @@ def arrival_results(
     ``steps`` is what arrived in each step, if the numbers of rows are known. ``batches`` returns the
     canaries, to find the clipping that explains what arrived.
     """
-    cells = arrival_cells(table, std)
+    cells, of_noise = arrival_cells(table, std), tuple(energies.checks())
+    if not cells:
+        return CheckResults(checks=of_noise)
     error = max(std, table.absent_std(np.ones(table.lengths.size, dtype=np.bool_)))
-    cells += steps.cells(error) if cells and steps is not None else []
+    cells += [] if steps is None else steps.cells(error)
     by_rows = "" if steps is None else steps.cause()
-    checks = list(energies.checks())
-    notes = []
-    if cells:
-        roundings = 4.0  # rounding errors of a clipped canary, in units of the precision of gradients
-        slack = max(_ROUNDING, roundings * eps)
-        worst = max(cells, key=lambda cell: _exceeding(cell, slack))
-        p_value = min(1.0, len(cells) * float(scipy.stats.norm.sf(_exceeding(worst, slack))))
-        sentence = worst.sentence(shapes, names)
-        cause = ""
-        if p_value <= MAX_P_VALUE_OF_FINDING:
-            cause = _shift_cause(worst) or by_rows or _rare_cause(table)
-            cause = cause or clipping_cause(table, batches(), std=error, names=names, is_vector=is_vector)
-            cause = cause or _cause_of_skipping(table) or sentence.rstrip(".")
-        found_more = {"p_value": p_value, "estimate": worst.mean}
-        checks.insert(0, Check(name="clipping", sentence=sentence, cause=cause, **found_more))
-        notes += list(_missing(cells, shapes, names))[:1]
-        notes += [f"{by_rows[0].upper()}{by_rows[1:]}"] if by_rows and not cause else []
-        notes += list(_lengthened(cells, shapes, names))[:1]
-    return CheckResults(checks=tuple(checks), notes=tuple(notes))
+    roundings = 4.0  # rounding errors of a clipped canary, in units of the precision of gradients
+    slack = max(_ROUNDING, roundings * eps)
+    worst = max(cells, key=lambda cell: _exceeding(cell, slack))
+    p_value = min(1.0, len(cells) * float(scipy.stats.norm.sf(_exceeding(worst, slack))))
+    sentence, cause = worst.sentence(shapes, names), ""
+    if p_value <= MAX_P_VALUE_OF_FINDING:
+        cause = _shift_cause(worst) or by_rows or _rare_cause(table)
+        cause = cause or clipping_cause(table, batches(), std=error, names=names, is_vector=is_vector)
+        cause = cause or _cause_of_skipping(table) or sentence.rstrip(".")
+    clipping = Check(name="clipping", p_value=p_value, sentence=sentence, estimate=worst.mean, cause=cause)
+    notes = (
+        *list(_missing(cells, shapes, names))[:1],
+        *([f"{by_rows[0].upper()}{by_rows[1:]}"] if by_rows and not cause else []),
+        *list(_lengthened(cells, shapes, names))[:1],
+    )
+    return CheckResults(checks=(clipping, *of_noise), notes=notes)
 
 
 def _shift_cause(cell: ArrivalCell) -> str:

@@ -173,7 +173,7 @@ def joint_causes(diagnosis: Diagnosis | None, clues: Mapping[str, Any]) -> tuple
     """
     if diagnosis is None:
         return likely_causes(**clues)[:_MOST_CAUSES]
-    names = {finding.name for finding in diagnosis.findings}
+    names = [finding.name for finding in diagnosis.findings]
     amount = next((finding for finding in diagnosis.findings if finding.name == "noise-variance"), None)
     is_located = in_group(names, "located")
     if is_located or (amount is not None and (amount.cause or diagnosis.noise is not None)):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._coordinate_layout import Layout, Leaves
 from dpaudit.diagnostics._number_formats import FLOAT16, GRID_ERROR, SINGLE, FormatCheck
-from dpaudit.diagnostics._p_values import RESOLUTION, sure_single_signs
+from dpaudit.diagnostics._p_values import RESOLUTION, EndRows, sure_single_signs
 from dpaudit.diagnostics._step import NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError, quoted
 
@@ -77,21 +77,26 @@ class NoiseLog:
         with np.errstate(over="ignore"):  # which the next line reports
             squares = noise * noise
         self._require_finite(noise, squares)
-        names = [name for name in _VECTORS if all(getattr(step, name) is not None for step in steps)]
-        sketch = {
-            name: self._sketch([getattr(step, name) for step in steps], _VECTORS[name]) for name in names
-        }
-        sketch["noise"] = noise[:, self.layout.sketch]
+        sketch = {"noise": noise[:, self.layout.sketch], **self._sketch_vectors(steps)}
         self._observe_format(steps, sketch)
         for row in squares:  # one after another: the sum does not depend on how steps are grouped
             self._energies += row
         amounts = np.stack([squares.sum(axis=1), noise.sum(axis=1), np.sqrt(squares.max(axis=1))])
         for (energy, total, most), (largest, covariates) in zip(amounts.T.tolist(), numbers, strict=True):
             self._numbers.extend([energy, total, *(largest or (most, noise.shape[1])), *covariates])
-        if "weights" in sketch and np.abs(sketch["weights"]).max(initial=0.0) >= np.finfo(np.float32).max:
-            del sketch["weights"]
         self._ends.add(sketch)
         self._few.add({"noise": sketch["noise"][:, :FEW_COORDINATES]})
+
+    def _sketch_vectors(self, steps: Sequence[ObservedStep]) -> dict[str, FloatArray]:
+        """Return the other vectors that all steps have, without weights that single precision cannot hold."""
+        sketch = {}
+        for name, keyword in _VECTORS.items():
+            vectors = [getattr(step, name) for step in steps]
+            if all(vector is not None for vector in vectors):
+                sketch[name] = self._sketch(vectors, keyword)
+        if np.abs(sketch.get("weights", 0.0)).max(initial=0.0) >= np.finfo(np.float32).max:
+            del sketch["weights"]
+        return sketch
 
     def _observe_format(self, steps: Sequence[ObservedStep], sketch: Mapping[str, FloatArray]) -> None:
         """Add what the releases, or else the fields, show of the precision of the releases."""
@@ -111,13 +116,13 @@ class NoiseLog:
                 scaled = np.abs(sketch["total"][0] + sketch["noise"][0]).sum()
                 self._unit = float(scaled / raw) if raw else None
         if eps is not None:
-            assert self.layout is not None
-            numbers = np.asarray(eps, dtype=np.float64)
-            is_one = numbers.ndim == 0
-            finest = (
-                np.full(self.layout.sketch.size, numbers) if is_one else self._sketch([numbers], "eps")[0]
-            )
-            self._eps = finest if self._eps is None else np.maximum(self._eps, finest)
+            self._observe_precision(np.asarray(eps, dtype=np.float64))
+
+    def _observe_precision(self, eps: FloatArray) -> None:
+        assert self.layout is not None
+        is_single = eps.ndim == 0
+        finest = np.full(self.layout.sketch.size, eps) if is_single else self._sketch([eps], "precision")[0]
+        self._eps = finest if self._eps is None else np.maximum(self._eps, finest)
 
     def _stacked(self, vectors: Sequence[Any], name: str, size: int | None) -> npt.NDArray[Any]:
         """Return vectors of equal lengths as rows, or raise."""
@@ -233,60 +238,6 @@ class NoiseLog:
         self._ends.load_state_dict(state["ends"])
         self._few.load_state_dict(state["few"])
         self._formats.load_state_dict(state["formats"])
-
-
-class EndRows:
-    """Rows of the first and the last ``half`` steps, by name, in memory that is allocated once."""
-
-    def __init__(self, half: int) -> None:
-        self._half, self.num_seen = half, 0
-        self._blocks: dict[str, npt.NDArray[np.float32]] = {}
-
-    def add(self, rows: Mapping[str, FloatArray]) -> None:
-        """Add the rows of consecutive steps; names that some earlier step does not have are ignored."""
-        if self.num_seen == 0:  # written to, because memory is not there before
-            shape = 2 * self._half, rows["noise"].shape[1]
-            self._blocks = {name: np.full(shape, np.nan, dtype=np.float32) for name in rows}
-        self._blocks = {name: block for name, block in self._blocks.items() if name in rows}
-        count = len(rows["noise"])
-        slots = self._slots(np.arange(self.num_seen, self.num_seen + count))
-        self.num_seen += count
-        for name, block in self._blocks.items():
-            if count <= self._half:
-                block[slots] = rows[name]
-            else:  # later steps overwrite earlier ones
-                for slot, row in zip(slots, rows[name], strict=True):
-                    block[slot] = row
-
-    @property
-    def steps(self) -> IntArray:
-        """The step number of each row."""
-        half, count = self._half, self.num_seen
-        return np.concatenate([np.arange(min(half, count)), np.arange(max(half, count - half), count)])
-
-    def rows(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the rows of these steps, in order."""
-        slots = self._slots(self.steps)
-        return {name: block[slots] for name, block in self._blocks.items()}
-
-    def _slots(self, steps: IntArray) -> IntArray:
-        return np.where(steps < self._half, steps, self._half + steps % self._half)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for ``load_state_dict``, in few arrays, which are fast to write."""
-        return {"num_seen": self.num_seen, "rows": self.rows()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a ``state_dict``."""
-        self.num_seen, steps = 0, state["rows"]
-        if not steps:
-            return
-        head = {name: rows[: self._half] for name, rows in steps.items()}
-        tail = {name: rows[self._half :] for name, rows in steps.items()}
-        self.add(head)
-        self.num_seen = state["num_seen"] - len(tail["noise"])
-        if len(tail["noise"]):
-            self.add(tail)
 
 
 @dataclass(eq=False, kw_only=True)

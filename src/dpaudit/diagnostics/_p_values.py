@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -316,3 +316,57 @@ class HeadTailBuffer:
         rows = [row[:width] for row in (*state["head"], *state["tail"])]
         self._head, self._tail = rows[: self._half], deque(rows[self._half :], maxlen=self._half)
         self.num_seen = state["num_seen"]
+
+
+class EndRows:
+    """Rows of the first and the last ``half`` steps, by name, in memory that is allocated once."""
+
+    def __init__(self, half: int) -> None:
+        self._half, self.num_seen = half, 0
+        self._blocks: dict[str, npt.NDArray[np.float32]] = {}
+
+    def add(self, rows: Mapping[str, FloatArray]) -> None:
+        """Add the rows of consecutive steps; names that some earlier step does not have are ignored."""
+        if self.num_seen == 0:  # written to, because memory is not there before
+            shape = 2 * self._half, rows["noise"].shape[1]
+            self._blocks = {name: np.full(shape, np.nan, dtype=np.float32) for name in rows}
+        self._blocks = {name: block for name, block in self._blocks.items() if name in rows}
+        count = len(rows["noise"])
+        slots = self._slots(np.arange(self.num_seen, self.num_seen + count))
+        self.num_seen += count
+        for name, block in self._blocks.items():
+            if count <= self._half:
+                block[slots] = rows[name]
+            else:  # later steps overwrite earlier ones
+                for slot, row in zip(slots, rows[name], strict=True):
+                    block[slot] = row
+
+    @property
+    def steps(self) -> IntArray:
+        """The step number of each row."""
+        half, count = self._half, self.num_seen
+        return np.concatenate([np.arange(min(half, count)), np.arange(max(half, count - half), count)])
+
+    def rows(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return the rows of these steps, in order."""
+        slots = self._slots(self.steps)
+        return {name: block[slots] for name, block in self._blocks.items()}
+
+    def _slots(self, steps: IntArray) -> IntArray:
+        return np.where(steps < self._half, steps, self._half + steps % self._half)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for ``load_state_dict``, in few arrays, which are fast to write."""
+        return {"num_seen": self.num_seen, "rows": self.rows()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a ``state_dict``."""
+        self.num_seen, steps = 0, state["rows"]
+        if not steps:
+            return
+        head = {name: rows[: self._half] for name, rows in steps.items()}
+        tail = {name: rows[self._half :] for name, rows in steps.items()}
+        self.add(head)
+        self.num_seen = state["num_seen"] - len(tail["noise"])
+        if len(tail["noise"]):
+            self.add(tail)
