@@ -1,7 +1,7 @@
 """The scores of all canaries in every step, those that count for the bound, and what arrived of each canary.
 
 Canaries that are shorter than the clipping norm, and steps that have no others, do not count for the bound:
-they are compared with the rest by the tests in ``diagnostics/_arrival.py``.
+they are compared with the rest by the tests in ``diagnostics/_clipping_checks.py``.
 """
 
 from __future__ import annotations
