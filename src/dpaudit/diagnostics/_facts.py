@@ -199,7 +199,7 @@ declare(
 declare(
     "loss-reduction",
     "settings",
-    tests="whether the loss is reduced as make_private was told, without weights of the batch",
+    tests="whether the loss is reduced as make_private assumes, without weights of the batch",
     matters="Otherwise the gradient of an example depends on the others before it is clipped.",
     question="should the loss be the plain mean, as loss_reduction states?",
 )
