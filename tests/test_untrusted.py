@@ -43,6 +43,7 @@ OPEN_NOTHING = {
     ("experiments/trials/_worker.py", "_descendants"),
     ("experiments/trials/_worker.py", "_open_marked"),
     ("experiments/trials/_store.py", "_copied_rows"),
+    ("zoo/_catalogue.py", "_read"),  # the catalogue that comes with dpaudit
 }
 WRITERS = {
     "write_text",

@@ -334,12 +334,11 @@ def test_modules_that_mix_examples_are_found_even_if_opacus_accepts_them(private
     assert word is None or word in str(report)
 
 
-def test_modules_that_mix_examples_are_found_without_being_given_the_model(private):
+def test_without_the_model_an_audit_says_that_its_modules_are_not_checked(private):
     made = private(noise_multiplier=1.0, build=with_norm(nn.BatchNorm1d(16, affine=False)), num_examples=150)
-    recorder = part_of_run(made, 4, module=None)
-    result = recorder.audit()
-    assert "mixing-module" in names(result.diagnosis)
-    assert not any("module=" in text for text in result.not_covered)
+    result = part_of_run(made, 4, module=None).audit()
+    assert "mixing-module" not in names(result.diagnosis)
+    assert any("not checked without module=" in text for text in result.not_covered)
 
 
 def test_modules_that_mix_examples_are_found_if_only_the_last_layer_is_private(private):
@@ -348,7 +347,8 @@ def test_modules_that_mix_examples_are_found_if_only_the_last_layer_is_private(p
         model[0].requires_grad_(False)
         return model
 
-    result = part_of_run(private(noise_multiplier=1.0, build=build, num_examples=150), 4, module=None).audit()
+    made = private(noise_multiplier=1.0, build=build, num_examples=150)
+    result = part_of_run(made, 4, module=made.model).audit()
     assert "mixing-module" in names(result.diagnosis)
 
 

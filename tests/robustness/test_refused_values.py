@@ -130,7 +130,11 @@ def test_a_claim_with_hardly_any_noise_is_refused_with_its_own_numbers() -> None
 
 def test_a_claim_whose_losses_do_not_fit_into_memory_is_computed_without_them(monkeypatch: Any) -> None:
     usual = Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.0123, num_steps=100, delta=1e-5).epsilon
-    monkeypatch.setattr(_losses, "_MOST_LOSSES", 1_000)
+
+    def refuse(num_losses: int) -> None:
+        raise ValueError(f"{num_losses} losses")
+
+    monkeypatch.setattr(_losses, "_require_size", refuse)
     claim = Claim.dpsgd(noise_multiplier=1.0 + 1e-12, sample_rate=0.0123, num_steps=100, delta=1e-5)
     assert claim.epsilon == pytest.approx(usual, rel=1e-2)
     assert claim.epsilon != usual

@@ -94,9 +94,12 @@ class NoiseCheck:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
         self._pending.clear()
-        self._log.load_state_dict(state["noise"])
-        self._apart.load_state_dict(state["apart"])
-        self._given = set(state["given"])
+        with _validate.state_dict_errors("the noise of steps", state):
+            self._given = set(state["given"])
+            for log, name in ((self._log, "noise"), (self._apart, "apart")):
+                log.load_state_dict(state[name])
+                if log.num_steps:
+                    _ = log.record().resolution, log.record().sum_energy  # raises if sizes do not fit
 
 
 def noise_results(record: NoiseRecord, confidence: float) -> CheckResults:

@@ -116,11 +116,11 @@ class NoiseLog:
                 scaled = np.abs(sketch["total"][0] + sketch["noise"][0]).sum()
                 self._unit = float(scaled / raw) if raw else None
         if eps is not None:
-            self._observe_precision(np.asarray(eps, dtype=np.float64))
+            self._observe_precision(np.asarray(eps))
 
     def _observe_precision(self, eps: FloatArray) -> None:
         assert self.layout is not None
-        is_single = eps.ndim == 0
+        is_single = eps.ndim == 0 and eps.dtype.kind in "iuf"
         finest = np.full(self.layout.sketch.size, eps) if is_single else self._sketch([eps], "precision")[0]
         self._eps = finest if self._eps is None else np.maximum(self._eps, finest)
 
