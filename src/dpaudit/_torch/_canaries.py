@@ -31,7 +31,7 @@ class HeldOutData(HeldOutExamples[Tensor]):
 
     def require_apart(self, seen: set[int], data: str, advice: str = "") -> None:
         """Raise if an input has a fingerprint that was ``seen`` in the training ``data``."""
-        count = sum(one in seen for one in tensor_fingerprints(self.inputs))
+        count = sum(fingerprint in seen for fingerprint in tensor_fingerprints(self.inputs))
         if count:
             raise InputError(
                 f"Expected held_out to be disjoint from {data}, but {count} of its {len(self)} examples are "
@@ -114,22 +114,22 @@ class CanaryVectors:
         apart = products[0] if len(products) == 1 else products.sum(dim=0)
         if self.places is None or self.shared is None:
             return apart
-        part = vector.index_select(0, self.places)
+        shared_entries = vector.index_select(0, self.places)
         if without is not None:
-            part = part - without.index_select(0, self.places)
-        return torch.cat([apart, part @ self.shared])
+            shared_entries = shared_entries - without.index_select(0, self.places)
+        return torch.cat([apart, shared_entries @ self.shared])
 
     def read(self, vector: Tensor, without: Tensor | None = None) -> Tensor:
         """Return the numbers that :meth:`products` needs, if all coordinates are ``together``."""
         assert self.together is not None
-        found = vector.index_select(0, self.together)
-        return found if without is None else found - without.index_select(0, self.together)
+        numbers = vector.index_select(0, self.together)
+        return numbers if without is None else numbers - without.index_select(0, self.together)
 
     def products(self, found: Tensor) -> Tensor:
         """Return the dot products of all directions with the vector that was :meth:`read`."""
         assert self.shared is not None
-        apart, part = found[: self.num_apart], found[self.num_apart :]
-        return torch.cat([apart * self.values[0], part @ self.shared])
+        apart, shared_numbers = found[: self.num_apart], found[self.num_apart :]
+        return torch.cat([apart * self.values[0], shared_numbers @ self.shared])
 
     def _entries(self, vector: Tensor) -> Tensor:
         """Return the entries of ``vector`` at the coordinates of the values."""

@@ -129,7 +129,7 @@ class Crafting:
 def negative_loss_objective(model: nn.Module, loss: Loss) -> Objective:
     """Return an objective that is small where the loss is large."""
     parameters = _parameters(model)
-    return _with_gradient(lambda one, target: -loss_of_one(model, loss, parameters, one, target))
+    return _with_gradient(lambda example, target: -loss_of_one(model, loss, parameters, example, target))
 
 
 def cosine_objective(
@@ -141,12 +141,12 @@ def cosine_objective(
     """
     parameters = _parameters(model)
 
-    def value(one: Tensor, target: Tensor) -> Tensor:
-        gradient = grad(lambda values: loss_of_one(model, loss, values, one, target))(parameters)
-        dot = torch.stack([(part * reference[name]).sum() for name, part in gradient.items()]).sum()
+    def value(example: Tensor, target: Tensor) -> Tensor:
+        gradient = grad(lambda values: loss_of_one(model, loss, values, example, target))(parameters)
+        dot = torch.stack([(tensor * reference[name]).sum() for name, tensor in gradient.items()]).sum()
         norm, other = _norm(gradient), _norm(reference)
-        found: Tensor = canary.objective((dot / (norm * other)).abs(), norm, max_grad_norm)
-        return found
+        objective: Tensor = canary.objective((dot / (norm * other)).abs(), norm, max_grad_norm)
+        return objective
 
     return _with_gradient(value)
 
@@ -178,8 +178,8 @@ def mean_gradient(model: nn.Module, loss: Loss, data: HeldOutData) -> dict[str, 
     for inputs, targets in zip(data.inputs.split(_MEAN_CHUNK), data.targets.split(_MEAN_CHUNK), strict=True):  # type: ignore[no-untyped-call]
         with torch.enable_grad():
             losses = loss(model(inputs), targets).sum() / len(data)
-        for part, more in zip(total, torch.autograd.grad(losses, values), strict=True):
-            part.add_(more)
+        for gradient, more in zip(total, torch.autograd.grad(losses, values), strict=True):
+            gradient.add_(more)
     return dict(zip(parameters, total, strict=True))
 
 
@@ -187,9 +187,9 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
-def _norm(parts: dict[str, Tensor]) -> Tensor:
+def _norm(tensors: dict[str, Tensor]) -> Tensor:
     """Return the norm, kept above zero, where the square root has no derivative."""
-    return (torch.stack([part.square().sum() for part in parts.values()]).sum() + _TINY).sqrt()
+    return (torch.stack([tensor.square().sum() for tensor in tensors.values()]).sum() + _TINY).sqrt()
 
 
 @dataclass(frozen=True, eq=False)

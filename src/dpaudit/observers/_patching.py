@@ -12,13 +12,13 @@ _MISSING = object()
 @contextmanager
 def replaced(owner: Any, name: str, new: Callable[..., Any]) -> Iterator[None]:
     """Replace a method of one object; restore its own attribute, or remove it if there was none."""
-    own = {key: value for key, value in vars(owner).items() if key == name}
+    attributes = {key: value for key, value in vars(owner).items() if key == name}
     setattr(owner, name, new)
     try:
         yield
     finally:
         delattr(owner, name)
-        vars(owner).update(own)
+        vars(owner).update(attributes)
 
 
 @contextmanager

@@ -178,11 +178,11 @@ def observe_library(
     observers of supported libraries.
     """
     audited = AuditedSteps(CanaryPlan(canary, num_canaries, fresh_seed(seed)), lambda: library.layout)
-    given = DPSGDParams(
+    passed_params = DPSGDParams(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
     )
     audited.recorder = Recorder(
-        claim=ReadClaim(library.claimed, given) if claim is None else claim,
+        claim=ReadClaim(library.claimed, passed_params) if claim is None else claim,
         num_steps=num_steps,
         confidence=confidence,
         tests=tests,

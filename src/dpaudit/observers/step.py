@@ -101,13 +101,13 @@ def observe_step(
     num_examples, num_parameters = require_rows(gradients)
     draws = CanaryPlan(canary, _number(num_canaries, canary, num_parameters), fresh_seed(seed))
 
-    def observed(known: Any, uncovered: str) -> Recorder:
-        positions, has_zeros = draws.rng(0, _POSITIONS), not as_numpy(known).any()
+    def observed(rows_of_others: Any, uncovered: str) -> Recorder:
+        positions, has_zeros = draws.rng(0, _POSITIONS), not as_numpy(rows_of_others).any()
 
         def release(rows: FloatArray, present: BoolArray) -> tuple[FloatArray, int]:
-            chosen, others = rows[present], known
+            chosen, others = rows[present], rows_of_others
             if has_zeros and num_examples:
-                others = _more_zeros(known, len(chosen), positions)
+                others = _more_zeros(rows_of_others, len(chosen), positions)
             if len(others) + len(chosen) == 0:  # a step may need at least one example
                 chosen = np.zeros((1, num_parameters))
             batch = with_rows(others, chosen, positions)
@@ -115,8 +115,8 @@ def observe_step(
 
         return _run_steps(
             release,
-            known,
-            like=known,
+            rows_of_others,
+            like=rows_of_others,
             layout=ParameterLayout.of([num_parameters] if leaves is None else leaves),
             claim=claim,
             max_grad_norm=max_grad_norm,
@@ -272,16 +272,18 @@ class _DrawnCanaries:
         return self._matrix
 
 
-def _write_rows(made: Directions, lengths: FloatArray, out: FloatArray) -> None:
+def _write_rows(directions: Directions, lengths: FloatArray, out: FloatArray) -> None:
     """Write canaries of these lengths to ``out``, at their own coordinates only."""
-    values, apart = lengths[: made.num_apart] * made.values, np.arange(made.num_apart)
-    coordinates = made.explicit_coordinates
+    values, apart = lengths[: directions.num_apart] * directions.values, np.arange(directions.num_apart)
+    coordinates = directions.explicit_coordinates
     places = np.minimum(coordinates, out.shape[1] - 1)
     out[apart, places] = 0.0
     for entries, where in zip(values, places, strict=True):  # padding zeros may be at the place of a value
         out[apart, where] += entries
-    if made.shared is not None:
-        out[made.num_apart :, made.shared.places] = (lengths[made.num_apart :] * made.shared.values).T
+    if directions.shared is not None:
+        out[directions.num_apart :, directions.shared.places] = (
+            lengths[directions.num_apart :] * directions.shared.values
+        ).T
 
 
 @_validate.reject_epsilon(_STEP_CLAIM)

@@ -180,8 +180,8 @@ class BatchQueue:
     def start_epoch(self, pending: list[int]) -> None:
         """Start an epoch while the gradients of ``pending`` passes wait for the next step."""
         self.check_consumed(pending)
-        kept = self._num_used(self._passes + pending) or 0
-        self._batches = deque(list(self._batches)[:kept])  # the loop ended before the others were used
+        num_used = self._num_used(self._passes + pending) or 0
+        self._batches = deque(list(self._batches)[:num_used])  # the loop ended before the others were used
         self._ended = False
 
     def push(self, canaries: IntArray, size: int) -> None:
@@ -246,13 +246,11 @@ class BatchQueue:
 def _mismatch(sizes: list[int], passes: list[int]) -> str:
     """Return the likely reason why no leading batches of these sizes make up the passes of a step."""
     total = sum(passes)
-    for start in range(1, len(sizes)):
-        if total and total in np.cumsum(sizes[start:]):
-            skipped = f"{start} batches" if start > 1 else "an empty batch" if sizes[0] == 0 else "a batch"
-            return (
-                f"the loop skips {skipped}, but with sampling=True it must use every batch in a step, "
-                "including empty ones"
-            )
+    if skipped := _skipped(sizes, total):
+        return (
+            f"the loop skips {skipped}, but with sampling=True it must use every batch in a step, "
+            "including empty ones"
+        )
     if 0 in passes:
         return "a batch that is not empty has a backward pass without examples"
     if sizes[0] and total > sizes[0] and total % sizes[0] == 0:
@@ -260,3 +258,13 @@ def _mismatch(sizes: list[int], passes: list[int]) -> str:
     if total > sizes[0]:
         return "it has more rows than examples were drawn, from padding, another loader or a batch used twice"
     return "examples of the batch are left out, or batches are cut to a fixed size"
+
+
+def _skipped(sizes: list[int], total: int) -> str | None:
+    """Return which leading batches a step skipped if those after them have ``total`` examples."""
+    for start in range(1, len(sizes)):
+        if total and total in np.cumsum(sizes[start:]):
+            if start > 1:
+                return f"{start} batches"
+            return "an empty batch" if sizes[0] == 0 else "a batch"
+    return None

@@ -47,10 +47,10 @@ class CoordinateIndex:
         self.slices = [slice(*pair) for pair in pairwise(ends)]
         """The positions of the coordinates that are in each parameter."""
         self._inside: list[Tensor | None] = [
-            torch.as_tensor(coordinates[part] - offset, device=parameter.device)
-            if part.stop > part.start and not self.is_complete
+            torch.as_tensor(coordinates[positions] - offset, device=parameter.device)
+            if positions.stop > positions.start and not self.is_complete
             else None
-            for part, offset, parameter in zip(self.slices, offsets, parameters, strict=False)
+            for positions, offset, parameter in zip(self.slices, offsets, parameters, strict=False)
         ]
 
     @classmethod
@@ -78,12 +78,12 @@ class CoordinateIndex:
 
     def write(self, tensors: Sequence[Tensor], values: Tensor) -> None:
         """Write numbers to the coordinates, in place."""
-        for tensor, inside, part in zip(tensors, self._inside, self.slices, strict=True):
+        for tensor, inside, positions in zip(tensors, self._inside, self.slices, strict=True):
             if self.is_complete:
-                tensor.copy_(values[part].view(tensor.shape))
+                tensor.copy_(values[positions].view(tensor.shape))
             elif inside is not None:
                 vector = tensor.reshape(-1)  # a copy if the tensor is not contiguous
-                vector.index_copy_(0, inside, values[part].to(tensor.dtype))
+                vector.index_copy_(0, inside, values[positions].to(tensor.dtype))
                 if not tensor.is_contiguous():
                     tensor.copy_(vector.view(tensor.shape))
 
@@ -101,8 +101,8 @@ class StandIns:
         self._optimizer, self.slices = optimizer, index.slices
         self.copy: Any = object.__new__(type(optimizer))
         self.parameters: list[Any] = []
-        for parameter, part in zip(optimizer.params, index.slices, strict=True):
-            size = max(part.stop - part.start, 1)  # one of its own if there is none
+        for parameter, positions in zip(optimizer.params, index.slices, strict=True):
+            size = max(positions.stop - positions.start, 1)  # one of its own if there is none
             shape = (size, *[1] * (parameter.dim() - 1)) if parameter.dim() else ()
             self.parameters.append(nn.Parameter(parameter.detach().new_zeros(shape)))
         self._groups = SimpleNamespace(param_groups=[{"params": self.parameters}])
@@ -111,19 +111,21 @@ class StandIns:
         """Copy the settings of the optimizer, and use the memory of ``sums`` at the coordinates."""
         vars(self.copy).update(_attributes(self._optimizer), original_optimizer=self._groups)
         observed = self._optimizer.params
-        for stand_in, part, parameter in zip(self.parameters, self.slices, observed, strict=True):
-            values = sums[part] if part.stop > part.start else sums.new_zeros(1)
+        for stand_in, positions, parameter in zip(self.parameters, self.slices, observed, strict=True):
+            values = sums[positions] if positions.stop > positions.start else sums.new_zeros(1)
             stand_in.summed_grad = values.to(parameter.summed_grad.dtype).view(stand_in.shape)
 
     def sums(self) -> Tensor:
         """Return the sums at the coordinates."""
         pairs = zip(self.parameters, self.slices, strict=True)
-        return flat([stand_in.summed_grad for stand_in, part in pairs if part.stop > part.start])
+        return flat(
+            [stand_in.summed_grad for stand_in, positions in pairs if positions.stop > positions.start]
+        )
 
     def split(self, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
         """Yield each stand-in with its columns of ``rows``, in its shape and precision."""
-        for stand_in, part in zip(self.parameters, self.slices, strict=True):
-            columns = rows[:, part] if part.stop > part.start else rows.new_zeros(len(rows), 1)
+        for stand_in, positions in zip(self.parameters, self.slices, strict=True):
+            columns = rows[:, positions] if positions.stop > positions.start else rows.new_zeros(len(rows), 1)
             yield stand_in, columns.reshape(-1, *stand_in.shape).to(stand_in.dtype)
 
 
@@ -203,8 +205,10 @@ class PerSampleClip(OpacusClip):
 
     def batch_sizes(self) -> list[int]:
         samples = getattr(self._optimizer.params[0], "grad_sample", None)
-        parts = samples if isinstance(samples, list) else [] if samples is None else [samples]
-        return [len(part) for part in parts if not hasattr(part, "_processed")]
+        passes = samples if isinstance(samples, list) else [] if samples is None else [samples]
+        return [
+            len(samples_of_pass) for samples_of_pass in passes if not hasattr(samples_of_pass, "_processed")
+        ]
 
     def pending_batch_sizes(self) -> list[int]:
         return self.batch_sizes()
@@ -264,8 +268,8 @@ class GhostClip(OpacusClip):
         with restored(self._module), attribute_restored(trainable, "_norm_sample"):
             for parameter in trainable:
                 parameter._norm_sample = rows.new_zeros(len(rows))
-            for parameter, part in zip(self._optimizer.params, slices, strict=True):
-                norms = torch.linalg.vector_norm(rows[:, part], dim=1)
+            for parameter, columns in zip(self._optimizer.params, slices, strict=True):
+                norms = torch.linalg.vector_norm(rows[:, columns], dim=1)
                 parameter._norm_sample = norms.to(parameter.dtype)
             coefficients: Tensor = self._module.get_clipping_coef()
         return coefficients.to(rows.dtype) @ rows
@@ -280,10 +284,10 @@ class GhostClip(OpacusClip):
 
 def is_of_opacus(optimizer: DPOptimizer, name: str) -> bool:
     """Return whether a method or property is defined by Opacus, not by a subclass or a patch."""
-    found = inspect.getattr_static(type(optimizer), name)
-    function = found.fget if isinstance(found, property) else found
-    own = vars(optimizer).get(name)
-    if getattr(own, _WRAPPED, own) is not None or not inspect.isfunction(function):
+    attribute = inspect.getattr_static(type(optimizer), name)
+    function = attribute.fget if isinstance(attribute, property) else attribute
+    replacement = vars(optimizer).get(name)
+    if getattr(replacement, _WRAPPED, replacement) is not None or not inspect.isfunction(function):
         return False
     # the module of the code itself: functools.wraps changes __module__
     return bool(function.__globals__["__name__"].startswith("opacus."))
@@ -332,7 +336,7 @@ class TrainedParameters:
 
 def flat(parts: Sequence[Tensor]) -> Tensor:
     """Return the concatenation of all parts as one vector, in single precision or better."""
-    return at_least_single(torch.cat([part.detach().reshape(-1) for part in parts]))
+    return at_least_single(torch.cat([tensor.detach().reshape(-1) for tensor in parts]))
 
 
 def at_least_single(values: Tensor) -> Tensor:
@@ -342,7 +346,7 @@ def at_least_single(values: Tensor) -> Tensor:
 
 def precision(parts: Sequence[Tensor]) -> float:
     """Return the relative precision of the coarsest part, such as a layer in half precision."""
-    return max(torch.finfo(part.dtype).eps for part in parts)
+    return max(torch.finfo(tensor.dtype).eps for tensor in parts)
 
 
 @torch.no_grad()
@@ -363,9 +367,9 @@ def summed(optimizer: DPOptimizer) -> Tensor:
 
 def split_like(vectors: Tensor, parameters: Sequence[Any]) -> Iterator[tuple[Any, Tensor]]:
     """Yield each parameter with its slice of the last dimension, in the parameter's shape."""
-    parts = torch.split_with_sizes(vectors, [parameter.numel() for parameter in parameters], dim=-1)
-    for parameter, part in zip(parameters, parts, strict=True):
-        yield parameter, part.reshape((*vectors.shape[:-1], *parameter.shape))
+    slices = torch.split_with_sizes(vectors, [parameter.numel() for parameter in parameters], dim=-1)
+    for parameter, values in zip(parameters, slices, strict=True):
+        yield parameter, values.reshape((*vectors.shape[:-1], *parameter.shape))
 
 
 @contextmanager

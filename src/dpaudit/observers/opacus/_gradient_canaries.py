@@ -273,29 +273,29 @@ def _layer_directions(
     starts = np.cumsum(layout.sizes) - layout.sizes
     for number, (start, share) in enumerate(zip(starts, shares, strict=True)):
         if share > 0:
-            part = canary.directions(draws.num_canaries, layout.only(number), rng, variant)
-            values.append(share * part.values)
-            coordinates.append(start + _layer_coordinates(part, int(layout.sizes[number])))
-            if part.shared is not None:
-                places.append(start + part.shared.places)
-                codes.append(share * part.shared.values)
+            directions = canary.directions(draws.num_canaries, layout.only(number), rng, variant)
+            values.append(share * directions.values)
+            coordinates.append(start + _layer_coordinates(directions, int(layout.sizes[number])))
+            if directions.shared is not None:
+                places.append(start + directions.shared.places)
+                codes.append(share * directions.shared.values)
     shared = SharedPlaces(np.concatenate(places), np.concatenate(codes)) if places else None
-    labels = None if part.labels is None else part.labels.in_several_parameters()
+    labels = None if directions.labels is None else directions.labels.in_several_parameters()
     return Directions(
         np.concatenate(values),
         np.concatenate(coordinates),
         layout.num_parameters,
         shared=shared,
-        lengths=part.lengths,
+        lengths=directions.lengths,
         labels=labels,
     )
 
 
-def _layer_coordinates(part: Directions, size: int) -> IntArray:
+def _layer_coordinates(directions: Directions, size: int) -> IntArray:
     """Return the coordinates of the values in their layer; those of padding zeros are arbitrary."""
-    if part.coordinates is not None:
-        return part.coordinates
-    return np.minimum(np.arange(part.values.size).reshape(part.values.shape), size - 1)
+    if directions.coordinates is not None:
+        return directions.coordinates
+    return np.minimum(np.arange(directions.values.size).reshape(directions.values.shape), size - 1)
 
 
 def default_num_canaries(optimizer: DPOptimizer, clip: OpacusClip, canary: GradientCanary) -> int:
@@ -364,9 +364,9 @@ def _rooms(optimizer: DPOptimizer, canary: GradientCanary) -> list[int]:
 
 def parameter_layout(optimizer: DPOptimizer, module: Any = None) -> ParameterLayout:
     """Return the named parameters of the optimizer; names are those in ``module``, if it has them."""
-    known = {} if module is None else {id(value): name for name, value in module.named_parameters()}
+    names_by_id = {} if module is None else {id(value): name for name, value in module.named_parameters()}
     parameters = optimizer.params
-    names = [known.get(id(value), f"parameter {i}") for i, value in enumerate(parameters)]
+    names = [names_by_id.get(id(value), f"parameter {i}") for i, value in enumerate(parameters)]
     largest = min(torch.finfo(parameter.dtype).max for parameter in parameters)
     return ParameterLayout(
         tuple(name.removeprefix("_module.") for name in names),

@@ -60,12 +60,12 @@ def hold_out(
     examples with duplicates in the first part are dropped. The number of classes is taken from the data
     unless ``num_classes`` is given.
     """
-    kept, held = split_indices(len(data), num_held_out, seed)
-    rest = Subset(data, kept.tolist())
+    remaining, held = split_indices(len(data), num_held_out, seed)
+    rest = Subset(data, remaining.tolist())
     inputs, targets = _stacked([data[index] for index in held.tolist()])
-    known, largest = _fingerprints_and_classes(rest)
+    fingerprints, largest = _fingerprints_and_classes(rest)
     count = 1 + max(largest, int(targets.max())) if num_classes is None else num_classes
-    return rest, HeldOutData.split_off(inputs, targets, count).apart_from(known)
+    return rest, HeldOutData.split_off(inputs, targets, count).apart_from(fingerprints)
 
 
 def check_held_out(data: HeldOutData, loader: Any) -> None:
@@ -80,19 +80,19 @@ def check_held_out(data: HeldOutData, loader: Any) -> None:
 
 def _fingerprints_and_classes(data: Any) -> tuple[set[int], int]:
     """Return the fingerprints of all inputs and the largest class."""
-    found: set[int] = set()
+    fingerprints: set[int] = set()
     largest = 0
     pairs = (data[index] for index in range(len(data)))
     while chunk := list(islice(pairs, _READ_CHUNK)):
         inputs, targets = _stacked(chunk)
-        found.update(tensor_fingerprints(inputs))
+        fingerprints.update(tensor_fingerprints(inputs))
         largest = max(largest, int(targets.max()))
-    return found, largest
+    return fingerprints, largest
 
 
 def _stacked(pairs: list[Any]) -> tuple[Tensor, Tensor]:
     try:
-        inputs, targets = zip(*((one, float(target)) for one, target in pairs), strict=True)
+        inputs, targets = zip(*((example, float(target)) for example, target in pairs), strict=True)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(
             f"Expected data that consist of pairs of an input and its class, got a {type(pairs[0]).__name__}."
@@ -100,7 +100,7 @@ def _stacked(pairs: list[Any]) -> tuple[Tensor, Tensor]:
     classes = torch.as_tensor(targets)
     if bool((classes != classes.round()).any()):
         raise InputError(f"Expected classes to be whole numbers, got {targets[0]:g}.")
-    return torch.stack([torch.as_tensor(one) for one in inputs]), classes.long()
+    return torch.stack([torch.as_tensor(example) for example in inputs]), classes.long()
 
 
 class InputCanaries(StepCanaries):
@@ -160,13 +160,13 @@ class InputCanaries(StepCanaries):
             return crafting(canary, num_canaries, rng)
 
 
-def _clipped(parts: list[Tensor], optimizer: DPOptimizer) -> Tensor:
+def _clipped(layers: list[Tensor], optimizer: DPOptimizer) -> Tensor:
     """Clip gradients as the optimizer claims to: each layer by its own norm, or all layers together."""
     norms = getattr(optimizer, "max_grad_norms", None)
     if norms is None:
-        parts, norms = [torch.cat(parts, dim=1)], [optimizer.max_grad_norm]
+        layers, norms = [torch.cat(layers, dim=1)], [optimizer.max_grad_norm]
     clipped = []
-    for rows, norm in zip(parts, map(float, norms), strict=True):
+    for rows, norm in zip(layers, map(float, norms), strict=True):
         lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         clipped.append(rows * (norm / lengths.clamp(min=norm)))
     return torch.cat(clipped, dim=1)
@@ -204,8 +204,8 @@ class GradientProjection(CanaryProjection):
         directions = directions.masked_fill(~usable[:, None], 0.0)
         squares = torch.where(usable, lengths.square(), 1.0)
         of_all = directions @ each.sum(dim=0)
-        own = torch.zeros_like(of_all).index_copy_(0, members, (directions[members] * each).sum(dim=1))
-        return cls(directions, squares, norm, index, (of_all - own) / squares)
+        of_itself = torch.zeros_like(of_all).index_copy_(0, members, (directions[members] * each).sum(dim=1))
+        return cls(directions, squares, norm, index, (of_all - of_itself) / squares)
 
     @property
     def lengths(self) -> FloatArray:
@@ -261,13 +261,15 @@ class PerSampleBackward(BackwardPass):
     def _rows(self, examples: Examples) -> Tensor:
         with self._without_side_effects():
             self._backward(examples)
-            parts: list[Any] = [getattr(one, "grad_sample", None) for one in self._optimizer.params]
-        if any(part is None or len(part) != len(examples) for part in parts):
+            rows_by_layer: list[Any] = [
+                getattr(parameter, "grad_sample", None) for parameter in self._optimizer.params
+            ]
+        if any(layer_rows is None or len(layer_rows) != len(examples) for layer_rows in rows_by_layer):
             raise InputError(
                 "Expected module to compute a gradient for each example and each parameter of the optimizer, "
                 "got fewer: pass the model that make_private returned, in training mode."
             )
-        return torch.cat([part.detach().flatten(1) for part in parts], dim=1)
+        return torch.cat([layer_rows.detach().flatten(1) for layer_rows in rows_by_layer], dim=1)
 
     def _clipped(self, clip: PerSampleClip, row: Tensor) -> Tensor:
         for parameter in self._optimizer.params:
@@ -284,8 +286,8 @@ class GhostBackward(BackwardPass):
         each = [flat(self._clipped_sum(Examples(*pair))) for pair in pairs]
         total = self._clipped_sum(examples)
         with attribute_restored(self._optimizer.params, "grad"):
-            for parameter, part in zip(self._optimizer.params, total, strict=True):
-                parameter.grad = part
+            for parameter, gradient in zip(self._optimizer.params, total, strict=True):
+                parameter.grad = gradient
             self._optimizer.accumulate()
         return torch.stack(each)
 
@@ -311,33 +313,35 @@ class UnwrappedModel:
     @contextmanager
     def without_hooks(self) -> Iterator[None]:
         """Remove the library's hooks from the model inside the block."""
-        before = [(part, name, getattr(part, name)) for part in self.module.modules() for name in _HOOKS]
-        for part, name, _ in before:
-            setattr(part, name, OrderedDict())
+        before = [(layer, name, getattr(layer, name)) for layer in self.module.modules() for name in _HOOKS]
+        for layer, name, _ in before:
+            setattr(layer, name, OrderedDict())
         try:
             yield
         finally:
-            for part, name, hooks in before:
-                setattr(part, name, hooks)
+            for layer, name, hooks in before:
+                setattr(layer, name, hooks)
 
     def gradients(self, examples: Examples) -> list[Tensor]:
         """Return a matrix (examples x entries) for each parameter of the optimizer."""
         values = dict(self.module.named_parameters())
         parameters = {name: values[name].detach() for name in self._names}
-        one = grad(partial(loss_of_one, self.module, self.loss))
-        each: Any = vmap(one, in_dims=(None, 0, 0), randomness="different", chunk_size=_GRADIENT_CHUNK)
+        gradient_of_one = grad(partial(loss_of_one, self.module, self.loss))
+        each: Any = vmap(
+            gradient_of_one, in_dims=(None, 0, 0), randomness="different", chunk_size=_GRADIENT_CHUNK
+        )
         with self.without_hooks(), torch.random.fork_rng(devices=[]):
-            found = each(parameters, examples.inputs, examples.targets)
-        return [at_least_single(found[name].flatten(1)) for name in self._names]
+            gradients = each(parameters, examples.inputs, examples.targets)
+        return [at_least_single(gradients[name].flatten(1)) for name in self._names]
 
 
 def _parameter_names(module: nn.Module, optimizer: DPOptimizer) -> list[str]:
     """Return the names of the optimizer's parameters, in its order."""
-    known = {id(value): name for name, value in module.named_parameters()}
-    missing = sum(id(parameter) not in known for parameter in optimizer.params)
+    names_by_id = {id(value): name for name, value in module.named_parameters()}
+    missing = sum(id(parameter) not in names_by_id for parameter in optimizer.params)
     if missing:
         raise InputError(
             f"Expected module to be the model that the optimizer trains, but {missing} of the optimizer's "
             f"{len(optimizer.params)} parameters are not in it."
         )
-    return [known[id(parameter)] for parameter in optimizer.params]
+    return [names_by_id[id(parameter)] for parameter in optimizer.params]

@@ -152,7 +152,7 @@ def observe(
         "ranks": ranks,
         "sums": sums,
         "checks": [NoiseCheck(), *checks, others],
-        "given": DPSGDParams(
+        "passed_params": DPSGDParams(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         ),
         "num_steps": num_steps,
@@ -164,10 +164,9 @@ def observe(
             batch_size=optimizer.expected_batch_size,
         ),
     }
-    if sampling and (callbacks or every is not None):
-        name = "callbacks" if callbacks else "every"
-        raise InputError(f"Expected no {name} with sampling=True: there is no bound before the last step.")
-    if not sampling:
+    if sampling:
+        _require_no_live_bound(every, callbacks)
+    else:
         shared |= {"every": every, "callbacks": callbacks}
     if isinstance(canary, InputCanary):
         shared |= {"module": module, "criterion": criterion, "held_out": held_out}
@@ -195,20 +194,22 @@ class _OtherRanks:
         self._certain: list[Finding] = []
         self._checks: list[Check] = []
 
-    def exchange(self, own: list[CheckResults]) -> None:
+    def exchange(self, own_results: list[CheckResults]) -> None:
         """Send the results of this process to all others, and keep theirs unless they are the same."""
         ranks: list[Any] = [None] * distributed.get_world_size()
-        distributed.all_gather_object(ranks, own)
+        distributed.all_gather_object(ranks, own_results)
         self._is_known = True
-        known = {finding.sentence for results in own for finding in results.certain}
+        sentences = {finding.sentence for results in own_results for finding in results.certain}
         for rank, theirs in enumerate(ranks):
             if rank == distributed.get_rank():
                 continue
             for results in theirs:
-                new = [finding for finding in results.certain if finding.sentence not in known]
-                self._certain += [replace(one, sentence=f"On rank {rank}: {one.sentence}") for one in new]
+                new = [finding for finding in results.certain if finding.sentence not in sentences]
+                self._certain += [
+                    replace(finding, sentence=f"On rank {rank}: {finding.sentence}") for finding in new
+                ]
                 self._checks += [
-                    replace(one, sentence=f"On rank {rank}: {one.sentence}") for one in results.checks
+                    replace(check, sentence=f"On rank {rank}: {check.sentence}") for check in results.checks
                 ]
 
     def results(self, claimed: ClaimedStep) -> CheckResults:  # noqa: ARG002
@@ -239,8 +240,8 @@ def _parameter_names(optimizer: DPOptimizer, module: Any) -> list[str]:
     """Return the names of the optimizer's parameters, which only the module knows; empty without one."""
     if not isinstance(module, nn.Module):
         return []
-    known = {id(value): name.removeprefix("_module.") for name, value in module.named_parameters()}
-    return [known.get(id(value), f"parameter {index}") for index, value in enumerate(optimizer.params)]
+    names_by_id = {id(value): name.removeprefix("_module.") for name, value in module.named_parameters()}
+    return [names_by_id.get(id(value), f"parameter {index}") for index, value in enumerate(optimizer.params)]
 
 
 def _setup_gradients(
@@ -257,7 +258,7 @@ def _setup_gradients(
     lints: LintCheck,
     names: Sequence[str],
     sums: SumObserver,
-    given: DPSGDParams,
+    passed_params: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
     """Set up gradient canaries, whose presence is decided by fair coins or by the loader's own sampler.
@@ -283,17 +284,17 @@ def _setup_gradients(
         check_norm_share(share, num_canaries)
         membership = SampledMembership(draws, optimizer, loader, clip, sums.batches)
         # the claimed rate is that of the accountant, if it has one; the loader's rate is audited
-        knows_rate = given.sample_rate is not None or accounted_rate(optimizer) is not None
+        knows_rate = passed_params.sample_rate is not None or accounted_rate(optimizer) is not None
         params = OpacusParamsReader(optimizer, None if knows_rate else loader)
         options["finished"] = membership.check_complete
-        recorder = WholeRunRecorder(draws.entries(), claim=ReadClaim(params, given), **options)
+        recorder = WholeRunRecorder(draws.entries(), claim=ReadClaim(params, passed_params), **options)
     else:
         membership = CoinMembership(draws)
-        params = OpacusParamsReader(optimizer, loader if given.sample_rate is None else None)
+        params = OpacusParamsReader(optimizer, loader if passed_params.sample_rate is None else None)
         eps = precision(optimizer.params)
         observed = ObservedCanaries(canary, canaries.directions, lambda: layout, lambda: eps, share)
         options |= {"canaries": observed, "num_canaries": num_canaries}
-        recorder = Recorder(claim=ReadClaim(params, given), **options)
+        recorder = Recorder(claim=ReadClaim(params, passed_params), **options)
     return OpacusObserver(
         optimizer,
         recorder,
@@ -322,7 +323,7 @@ def _setup_inputs(
     lints: LintCheck,
     names: Sequence[str],
     sums: SumObserver,
-    given: DPSGDParams,
+    passed_params: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
     """Set up input canaries made from held-out data, whose presence is decided by fair coins."""
@@ -346,7 +347,7 @@ def _setup_inputs(
     )
     params = OpacusParamsReader(optimizer, loader)
     options |= {"signal": 1.0, "coupled": True, "num_canaries": coins.num_canaries}
-    recorder = Recorder(claim=ReadClaim(params, given), **options)
+    recorder = Recorder(claim=ReadClaim(params, passed_params), **options)
     membership = CoinMembership(coins)
     return OpacusObserver(
         optimizer,
@@ -362,16 +363,23 @@ def _setup_inputs(
     )
 
 
-def _loss(optimizer: DPOptimizer, given: Any) -> Any:
+def _loss(optimizer: DPOptimizer, criterion: Any) -> Any:
     """Return the loss, by default cross-entropy."""
     if isinstance(optimizer, DPOptimizerFastGradientClipping):
-        if not isinstance(given, DPLossFastGradientClipping):
+        if not isinstance(criterion, DPLossFastGradientClipping):
             raise InputError(
                 "Expected criterion=..., the loss that PrivacyEngine.make_private returned, which does the "
-                f"ghost clipping; got {type(given).__name__}."
+                f"ghost clipping; got {type(criterion).__name__}."
             )
-        return given
-    return nn.CrossEntropyLoss(reduction=optimizer.loss_reduction) if given is None else given
+        return criterion
+    return nn.CrossEntropyLoss(reduction=optimizer.loss_reduction) if criterion is None else criterion
+
+
+def _require_no_live_bound(every: int | None, callbacks: Sequence[Callable[[LiveBound], None]]) -> None:
+    """Raise on arguments of the live bound, which the sampling of canaries does not have."""
+    if callbacks or every is not None:
+        name = "callbacks" if callbacks else "every"
+        raise InputError(f"Expected no {name} with sampling=True: there is no bound before the last step.")
 
 
 def _check_canary(
@@ -379,9 +387,15 @@ def _check_canary(
 ) -> None:
     """Raise on gradient canaries with held-out data, input canaries without, or an unsupported setting."""
     if isinstance(canary, GradientCanary):
-        given = [name for name, it in (("held_out", held_out), ("criterion", criterion)) if it is not None]
-        if given:
-            raise InputError(f"Expected no {given[0]} with {canary!r}, which is not made from examples.")
+        superfluous = [
+            name
+            for name, argument in (("held_out", held_out), ("criterion", criterion))
+            if argument is not None
+        ]
+        if superfluous:
+            raise InputError(
+                f"Expected no {superfluous[0]} with {canary!r}, which is not made from examples."
+            )
         return
     if not isinstance(canary, InputCanary):
         raise InputError(f"Expected canary to be a gradient or input canary such as Dirac(), got {canary!r}.")

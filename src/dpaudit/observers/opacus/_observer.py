@@ -58,7 +58,7 @@ class _Step:
     sums_with_canaries: list[Tensor]
     before: Tensor  # the clipped sum of the examples
     after: Tensor  # that sum and the canaries
-    known: Tensor  # the sum of the examples and the other present canaries, along each canary
+    background: Tensor  # the sum of the examples and the other present canaries, along each canary
     example_norm: float  # the norm of the sum of the examples
     in_place: bool  # whether the canaries were added to the optimizer's own tensors
     noise_norm: float  # the clipping norm to which the noise is calibrated
@@ -175,7 +175,7 @@ class OpacusObserver:
             sums_with_canaries=[parameter.summed_grad for parameter in self._optimizer.params],
             before=before,
             after=after,
-            known=projection.project(before) + projection.others,
+            background=projection.project(before) + projection.others,
             example_norm=example_norm,
             in_place=in_place,
             noise_norm=noise_norm(self._optimizer),
@@ -209,7 +209,7 @@ class OpacusObserver:
         divisor = self._divisor()
         gradients: list[Tensor] = [parameter.grad for parameter in self._optimizer.params]
         release = self._post_processing.before(gradients, divisor, step.index)
-        scores = step.projection.project(release.numbers) * divisor - self._ranks.sum(step.known)
+        scores = step.projection.project(release.numbers) * divisor - self._ranks.sum(step.background)
         values = scores.double().cpu().numpy()
         observed = None
         if np.isfinite(values).all() and release.is_finite():

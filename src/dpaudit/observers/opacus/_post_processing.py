@@ -76,7 +76,9 @@ class PostProcessing:
     @contextmanager
     def scaling(self, parameters: list[Any]) -> Iterator[None]:
         """Note the sum again after the block has divided it, unless other code has changed it before."""
-        is_noised = self._copies is not None and self._is_as_noted([one.grad for one in parameters])
+        is_noised = self._copies is not None and self._is_as_noted(
+            [parameter.grad for parameter in parameters]
+        )
         if is_noised:
             self._copies = None
         yield
@@ -104,12 +106,14 @@ class PostProcessing:
             self._note_unchanged(update)
             return update
         tensors = copies if self._is_divided else [copy / divisor for copy in copies]
-        release = Release(tensors, index.read(tensors), total_norm(tensors))
-        if not 0 < release.norm < math.inf or [one.shape for one in tensors] != [
-            one.shape for one in gradients
-        ]:
+        return self._recognized(update, Release(tensors, index.read(tensors), total_norm(tensors)))
+
+    def _recognized(self, update: Release, release: Release) -> Release:
+        """Return the release, with what made an update of it if that is recognized, or else the update."""
+        shapes = [[tensor.shape for tensor in noted.tensors] for noted in (release, update)]
+        if not 0 < release.norm < math.inf or shapes[0] != shapes[1]:
             return update
-        after, before = flat(gradients), flat(tensors)
+        after, before = flat(update.tensors), flat(release.tensors)
         if _is_same(after, before):
             self._note_unchanged(release)
             return update
@@ -120,7 +124,7 @@ class PostProcessing:
 
     def _note_unchanged(self, release: Release) -> None:
         numbers = release.tensors if self._was_changed else [release.numbers]
-        largest = max(float(largest_absolute(part)) for part in evenly_spaced(numbers))
+        largest = max(float(largest_absolute(values)) for values in evenly_spaced(numbers))
         reached = {_FACTOR: math.inf, _NORM: release.norm, _VALUE: largest}
         self._unchanged = {
             kind: max(value, self._unchanged.get(kind, 0.0)) for kind, value in reached.items()
@@ -170,8 +174,8 @@ def total_norm(tensors: Sequence[Tensor]) -> float:
     return float(np.linalg.norm(tensor_norms(tensors)))
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return float((one - other).norm()) <= _ROUNDING * float(other.norm())
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    return float((tensor - other).norm()) <= _ROUNDING * float(other.norm())
 
 
 def _update(kind: str, limit: float) -> Update:

@@ -40,10 +40,10 @@ def unwrapped(optimizer: Any) -> Any:
     """
     inner, kinds = optimizer, [type(optimizer).__name__]
     for _ in range(_MAX_DEPTH):
-        found = _wrapped(inner)
-        if found is None:
+        wrapped = _wrapped(inner)
+        if wrapped is None:
             break
-        inner = found
+        inner = wrapped
         kinds.append(type(inner).__name__)
     if not isinstance(inner, DPOptimizer):
         raise InputError(
@@ -59,22 +59,24 @@ def updating_optimizer(optimizer: DPOptimizer) -> Any:
     ``make_private`` may be called with the wrapper of Accelerate.
     """
     inner = optimizer.original_optimizer
-    while not hasattr(inner, "_optimizer_step_pre_hooks") and (found := _wrapped(inner)) is not None:
-        inner = found
+    while not hasattr(inner, "_optimizer_step_pre_hooks") and (wrapped := _wrapped(inner)) is not None:
+        inner = wrapped
     return inner
 
 
 def _wrapped(wrapper: Any) -> Any:
     """Return the optimizer that an object holds, or None if it holds none or several."""
-    own = getattr(wrapper, "__dict__", {})
+    attributes = getattr(wrapper, "__dict__", {})
     for name in _WRAPPED_AS:
-        if isinstance(own.get(name), Optimizer):
-            return own[name]
+        if isinstance(attributes.get(name), Optimizer):
+            return attributes[name]
     if isinstance(wrapper, DPOptimizer):
         return None
-    parts = wrapper if isinstance(wrapper, list | tuple) else own.values()
-    nested = [part for value in parts for part in (value if isinstance(value, list | tuple) else [value])]
-    private = {id(part): part for part in nested if isinstance(part, DPOptimizer)}
+    members = wrapper if isinstance(wrapper, list | tuple) else attributes.values()
+    nested = [
+        member for value in members for member in (value if isinstance(value, list | tuple) else [value])
+    ]
+    private = {id(member): member for member in nested if isinstance(member, DPOptimizer)}
     return next(iter(private.values())) if len(private) == 1 else None
 
 
@@ -87,10 +89,10 @@ class Accounting:
 
     def counts(self) -> dict[tuple[float, float], int]:
         """Return the number of accounted steps for each noise multiplier and sample rate."""
-        found: dict[tuple[float, float], int] = {}
+        counts: dict[tuple[float, float], int] = {}
         for noise, rate, num_steps in self.accountant.history:
-            found[noise, rate] = found.get((noise, rate), 0) + num_steps
-        return found
+            counts[noise, rate] = counts.get((noise, rate), 0) + num_steps
+        return counts
 
 
 def attached_accounting(optimizer: DPOptimizer) -> Accounting | None:
@@ -107,16 +109,16 @@ def _accountings(hook: Any, depth: int) -> Iterator[Accounting]:
     if not inspect.isfunction(hook) or depth == 0:
         return
     try:
-        known = inspect.getclosurevars(hook).nonlocals
+        variables = inspect.getclosurevars(hook).nonlocals
     except ValueError:  # a variable that has no value yet
         return
-    rate = known.get("sample_rate")
-    for value in known.values():
+    rate = variables.get("sample_rate")
+    for value in variables.values():
         if isinstance(value, IAccountant):
             yield Accounting(value, float(rate) if isinstance(rate, int | float) else None)
         elif isinstance(value, PrivacyEngine):
             yield Accounting(value.accountant, None)
-    for value in known.values():
+    for value in variables.values():
         yield from _accountings(value, depth - 1)
 
 
@@ -209,21 +211,21 @@ class PreparedTraining:
         """Sort what a function returned: a tuple by type, a mapping or an object by names."""
         names = [field.name for field in fields(cls) if field.name != "schedulers"]
         if isinstance(prepared, Mapping):
-            parts = {name: prepared[name] for name in names if name in prepared}
+            components = {name: prepared[name] for name in names if name in prepared}
         elif isinstance(prepared, Iterable) and not isinstance(prepared, nn.Module | DataLoader):
-            parts = _sorted_by_type(prepared)
+            components = _sorted_by_type(prepared)
         elif isinstance(prepared, Optimizer):
-            parts = {"optimizer": prepared}
+            components = {"optimizer": prepared}
         else:
-            parts = {name: getattr(prepared, name) for name in names if hasattr(prepared, name)}
-        if parts.get("optimizer") is None:
+            components = {name: getattr(prepared, name) for name in names if hasattr(prepared, name)}
+        if components.get("optimizer") is None:
             raise InputError(
                 "Expected what make_private returned, or a dict or object with optimizer, module and loader; "
                 f"got {type(prepared).__name__} without a private optimizer."
             )
-        parts["optimizer"] = unwrapped(parts["optimizer"])
-        parts["schedulers"] = tuple(_schedulers(prepared))
-        return cls(**parts)
+        components["optimizer"] = unwrapped(components["optimizer"])
+        components["schedulers"] = tuple(_schedulers(prepared))
+        return cls(**components)
 
     @property
     def network(self) -> nn.Module | None:
@@ -257,40 +259,49 @@ class PreparedTraining:
 def _schedulers(prepared: Any) -> Iterator[Any]:
     """Yield the schedulers among the parts of a training run, whatever their names."""
     if isinstance(prepared, Mapping):
-        parts: Iterable[Any] = prepared.values()
+        components: Iterable[Any] = prepared.values()
     elif isinstance(prepared, list | tuple):
-        parts = prepared
+        components = prepared
     else:
-        parts = getattr(prepared, "__dict__", {}).values()
-    yield from (part for part in parts if isinstance(part, _NoiseScheduler | _GradClipScheduler))
+        components = getattr(prepared, "__dict__", {}).values()
+    yield from (
+        component for component in components if isinstance(component, _NoiseScheduler | _GradClipScheduler)
+    )
 
 
 def _sorted_by_type(prepared: Iterable[Any]) -> dict[str, Any]:
     """Return the parts by name; further optimizers are ``other_optimizers``."""
-    parts: dict[str, Any] = {}
+    components: dict[str, Any] = {}
     others = []
-    for part in prepared:
-        if isinstance(part, PrivacyEngine):
-            parts["privacy_engine"] = part
-        elif isinstance(part, DataLoader):
-            parts["loader"] = part
-        elif isinstance(part, DPLossFastGradientClipping | _Loss):
-            parts["criterion"] = part
-        elif isinstance(part, nn.Module) or hasattr(part, "remove_hooks"):
-            if not isinstance(parts.get("module"), AbstractGradSampleModule):
-                parts["module"] = part
-        elif "optimizer" not in parts and _is_private(part):
-            parts["optimizer"] = part
-        elif isinstance(part, Optimizer):
-            others.append(part)
+    for component in prepared:
+        name = _name_by_type(component)
+        if name == "module" and isinstance(components.get(name), AbstractGradSampleModule):
+            continue
+        if name is not None:
+            components[name] = component
+        elif "optimizer" not in components and _is_private(component):
+            components["optimizer"] = component
+        elif isinstance(component, Optimizer):
+            others.append(component)
     if others:
-        parts["other_optimizers"] = tuple(others)
-    return parts
+        components["other_optimizers"] = tuple(others)
+    return components
 
 
-def _is_private(part: Any) -> bool:
+def _name_by_type(component: Any) -> str | None:
+    """Return the name of an engine, a loader, a loss or a model; None for anything else."""
+    if isinstance(component, PrivacyEngine):
+        return "privacy_engine"
+    if isinstance(component, DataLoader):
+        return "loader"
+    if isinstance(component, DPLossFastGradientClipping | _Loss):
+        return "criterion"
+    return "module" if isinstance(component, nn.Module) or hasattr(component, "remove_hooks") else None
+
+
+def _is_private(component: Any) -> bool:
     try:
-        unwrapped(part)
+        unwrapped(component)
     except InputError:
         return False
     return True

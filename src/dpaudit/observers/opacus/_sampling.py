@@ -170,12 +170,12 @@ def _batch_sampler(loader: Any) -> Any:
 
 def _collate_with_empty(loader: Any) -> Any:
     """Return a function that collates a batch of canaries only, which may come first, as an empty batch."""
-    own = loader.collate_fn
-    if isinstance(own, CollateFnWithEmpty):
-        return own
-    found = wrap_collate_with_empty(collate_fn=own)
-    found([loader.dataset[0]])
-    return found
+    collate = loader.collate_fn
+    if isinstance(collate, CollateFnWithEmpty):
+        return collate
+    collate_with_empty = wrap_collate_with_empty(collate_fn=collate)
+    collate_with_empty([loader.dataset[0]])
+    return collate_with_empty
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,21 +262,21 @@ def _changed(values: _Changes) -> Iterator[None]:
 
 def _with_canaries(sampler: Any, num_canaries: int) -> tuple[int, dict[str, Any]]:
     """Return the number of entries of a sampler, and its attributes with ``num_canaries`` more."""
-    known = getattr(sampler, "__dict__", {})
+    attributes = getattr(sampler, "__dict__", {})
     if isinstance(sampler, DistributedUniformWithReplacementSampler):
         total = sampler.total_size + num_canaries
-        own = range(sampler.rank, total, sampler.num_replicas)
-        return int(sampler.total_size), {"total_size": total, "num_samples": len(own)}
-    if known.get("_num_samples") is not None or any(name in known for name in _UNSUPPORTED):
+        entries = range(sampler.rank, total, sampler.num_replicas)
+        return int(sampler.total_size), {"total_size": total, "num_samples": len(entries)}
+    if attributes.get("_num_samples") is not None or any(name in attributes for name in _UNSUPPORTED):
         raise _unknown_entries(sampler)
-    if isinstance(known.get("num_samples"), int):
-        old = int(known["num_samples"])
-    elif hasattr(known.get("data_source"), "__len__"):
-        old = len(known["data_source"])
+    if isinstance(attributes.get("num_samples"), int):
+        old = int(attributes["num_samples"])
+    elif hasattr(attributes.get("data_source"), "__len__"):
+        old = len(attributes["data_source"])
     else:
         raise _unknown_entries(sampler)
     total = old + num_canaries
-    return old, {"num_samples": total} if "num_samples" in known else {"data_source": range(total)}
+    return old, {"num_samples": total} if "num_samples" in attributes else {"data_source": range(total)}
 
 
 def _unknown_entries(sampler: Any) -> InputError:

@@ -3,24 +3,23 @@
 :class:`SumObserver` wraps the methods of an optimizer that add to ``p.summed_grad``: ``clip_and_accumulate``,
 or ``accumulate`` with ghost clipping, where ``get_norm_sample`` of the model shows the rows. A sum that
 nothing else has changed is recognized by the version counters of its tensors, so that a step costs no more
-than one norm. :class:`ClippingNorms` compares clipping norms that change with the norms of the rows. The
-batches that rows are compared with are in ``_batches.py``.
+than one norm. The batches that rows are compared with are in ``_batches.py``, and the clipping norms that are
+compared with the norms of the rows in ``_clipping_norms.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
+from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
 from dpaudit._types import FloatArray
-from dpaudit.diagnostics import CheckResults, ClaimedStep, Finding, SumChange
+from dpaudit.diagnostics import SumChange
 from dpaudit.observers.opacus._batches import LoaderBatches
 from dpaudit.observers.opacus._clipping import (
     GhostClip,
@@ -29,21 +28,10 @@ from dpaudit.observers.opacus._clipping import (
     tensor_norms,
     wrapped,
 )
+from dpaudit.observers.opacus._clipping_norms import ClippingNorms
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
-_QUANTILES = torch.linspace(0, 1, 21)
-_STATISTICS = (
-    *("mean", "median", "smallest"),
-    *(f"{100 * level:.0f} % quantile" for level in _QUANTILES.tolist()[1:-1]),
-    "largest",
-)
-_MAX_CHANGES = 64  # of the clipping norm that are compared with the rows
-_SATURATED = 1e-6  # relative difference of norms below which rows were scaled to the same length
-_SAME_RATIO = 1e-4  # relative difference; that of unrelated numbers is larger by orders of magnitude
-_APART = 10 * _SAME_RATIO  # of norms, because a slow schedule has the same ratio to a statistic that repeats
-_FEWEST_SAME, _SHARE_SAME = 8, 0.4  # ratios that are no coincidence
-_FROM_DATA = "is max_grad_norm set to a statistic of the gradient norms, which is not private?"
 
 
 class SumObserver:
@@ -98,22 +86,22 @@ class SumObserver:
         """Ignore all further steps."""
         self._is_paused = True
 
-    def _noting_sum(self, own: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting_sum(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def add(*arguments: Any, **options: Any) -> Any:
             if self._is_paused:
-                return own(*arguments, **options)
+                return method(*arguments, **options)
             self._trained.require_same(self._num_steps)
             self._before_adding()
             rows, limit = self._next_rows()
-            result = own(*arguments, **options)
+            result = method(*arguments, **options)
             self._after_adding(rows, limit)
             return result
 
         return add
 
-    def _noting_norms(self, own: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting_norms(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def get_norm_sample(*arguments: Any, **options: Any) -> Any:
-            norms = own(*arguments, **options)
+            norms = method(*arguments, **options)
             if not self._is_paused:
                 self._norm_sample = norms
                 self._gradients.start()
@@ -121,27 +109,27 @@ class SumObserver:
 
         return get_norm_sample
 
-    def _noting_coefficients(self, own: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting_coefficients(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap coefficients that a developer may compute without ``get_norm_sample``."""
         module: Any = self._module
 
         def get_clipping_coef(*arguments: Any, **options: Any) -> Any:
             if self._is_paused:
-                return own(*arguments, **options)
+                return method(*arguments, **options)
             self._norm_sample = None
-            found = self._coefficients = own(*arguments, **options)
+            coefficients = self._coefficients = method(*arguments, **options)
             if self._norm_sample is None:
                 module.get_norm_sample()  # notes the norms
-            return found
+            return coefficients
 
         return get_clipping_coef
 
-    def _noting_gradients(self, own: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting_gradients(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the last call of a private backward pass, after which ``p.grad`` is the clipped sum."""
 
         def enable_hooks(*arguments: Any, **options: Any) -> Any:
             self._gradients.note()
-            return own(*arguments, **options)
+            return method(*arguments, **options)
 
         return enable_hooks
 
@@ -150,34 +138,41 @@ class SumObserver:
         """Return the number of rows that are about to be added, and the largest norm of their sum."""
         norm = float(self._optimizer.max_grad_norm)
         if self._module is None:
-            rows = sum(self._clip.batch_sizes())
-            limit = rows * norm
-            found = self._row_norms(rows) if rows else None
-            if rows:
-                self._note_longest(found)
-            self.norms.note(norm, found)
-            count = self._num_nonzero
+            rows, limit, count = self._next_samples(norm)
         else:
             norms, self._norm_sample = self._norm_sample, None
             self.norms.note(norm, None if norms is None else norms.detach())
             if norms is None:
                 return 0, 0.0
-            if change := self._gradients.change(norm):
-                self._changes.append(SumChange(*change))
-            rows, limit = len(norms), self._largest_sum(norms.detach().double(), norm)
-            self._note_longest(norms.detach())
-            count = lambda: int((norms > 0).sum())  # noqa: E731
+            rows, limit, count = self._next_ghost_rows(norms, norm)
         if self._counts_nonzero or self.batches.is_given or self._loader.is_unused:
             return count(), limit
         if self.batches.would_exceed(self._rows + rows):  # from now on, padding is not counted
             self._counts_nonzero, self._is_exact = True, False
         return rows, limit
 
+    def _next_samples(self, norm: float) -> tuple[int, float, Callable[[], int]]:
+        """Note rows of per-example gradients; return number, largest sum, and a count of nonzero ones."""
+        rows = sum(self._clip.batch_sizes())
+        row_norms = self._row_norms(rows) if rows else None
+        if rows:
+            self._note_longest(row_norms)
+        self.norms.note(norm, row_norms)
+        return rows, rows * norm, self._num_nonzero
+
+    def _next_ghost_rows(self, norms: Tensor, norm: float) -> tuple[int, float, Callable[[], int]]:
+        """Note rows of ghost clipping, which have only norms; return the same."""
+        if change := self._gradients.change(norm):
+            self._changes.append(SumChange(*change))
+        limit = self._largest_sum(norms.detach().double(), norm)
+        self._note_longest(norms.detach())
+        return len(norms), limit, lambda: int((norms > 0).sum())
+
     def _largest_sum(self, norms: Tensor, max_grad_norm: float) -> float:
         """Return the largest norm of a sum of rows; automatic clipping may lengthen short ones."""
-        found, self._coefficients = self._coefficients, None
-        if isinstance(found, Tensor) and found.shape == norms.shape:
-            norms = norms * found.detach().to(norms).clamp(min=1.0)
+        coefficients, self._coefficients = self._coefficients, None
+        if isinstance(coefficients, Tensor) and coefficients.shape == norms.shape:
+            norms = norms * coefficients.detach().to(norms).clamp(min=1.0)
         return float(norms.clamp(max=max_grad_norm).sum())
 
     def _note_longest(self, norms: Tensor | None) -> None:
@@ -193,8 +188,10 @@ class SumObserver:
             return None
         if any(getattr(parameter, "grad_sample", None) is None for parameter in self._optimizer.params):
             return None  # the optimizer raises an error about it
-        found = [torch.linalg.vector_norm(rows.float(), dim=1).cpu() for rows in self._flat_rows()]
-        return torch.stack(found).norm(dim=0) if {len(norms) for norms in found} == {count} else None
+        layer_norms = [torch.linalg.vector_norm(rows.float(), dim=1).cpu() for rows in self._flat_rows()]
+        return (
+            torch.stack(layer_norms).norm(dim=0) if {len(norms) for norms in layer_norms} == {count} else None
+        )
 
     def _num_nonzero(self) -> int:
         """Return the number of rows that are about to be clipped and not zero."""
@@ -204,20 +201,26 @@ class SumObserver:
         """Yield the rows that are about to be clipped, rows x numbers for each parameter."""
         for parameter in self._optimizer.params:
             samples: Any = parameter.grad_sample
-            parts = samples if isinstance(samples, list) else [samples]
-            rows = torch.cat([part.detach() for part in parts if not hasattr(part, "_processed")])
+            passes = samples if isinstance(samples, list) else [samples]
+            rows = torch.cat(
+                [
+                    samples_of_pass.detach()
+                    for samples_of_pass in passes
+                    if not hasattr(samples_of_pass, "_processed")
+                ]
+            )
             yield rows.reshape(len(rows), rows[0].numel() if len(rows) else parameter.numel())
 
     def _before_adding(self) -> None:
         """Compare the sum with what was added so far in this step."""
         sums = [parameter.summed_grad for parameter in self._optimizer.params]
         if self._sums is not None:
-            if any(one is None for one in sums):  # a step was abandoned
+            if any(total is None for total in sums):  # a step was abandoned
                 self._start_step()
             else:
                 self._compare(sums)
-        elif self._was_reset and any(one is not None for one in sums):
-            left = float(np.linalg.norm(tensor_norms([one for one in sums if one is not None])))
+        elif self._was_reset and any(total is not None for total in sums):
+            left = float(np.linalg.norm(tensor_norms([total for total in sums if total is not None])))
             left /= float(self._optimizer.max_grad_norm)
             if left > _TOLERANCE:
                 self._remainder = left
@@ -225,10 +228,10 @@ class SumObserver:
     def _after_adding(self, rows: int, limit: float) -> None:
         self._rows, self._limit, self._was_clipped = self._rows + rows, self._limit + limit, True
         sums = [parameter.summed_grad for parameter in self._optimizer.params]
-        if any(one is None for one in sums):  # the observer raises an error about it
+        if any(total is None for total in sums):  # the observer raises an error about it
             self._sums = None
             return
-        self._sums, self._norms = [(one, one._version) for one in sums], tensor_norms(sums)
+        self._sums, self._norms = [(total, total._version) for total in sums], tensor_norms(sums)
 
     def _compare(self, sums: Sequence[Tensor]) -> None:
         """Note a sum that is not what the latest addition left."""
@@ -283,8 +286,8 @@ class SumObserver:
     def _has_processed_rows(self) -> bool:
         """Return whether rows were clipped by code that does not call the wrapped method."""
         samples = getattr(self._optimizer.params[0], "grad_sample", None)
-        parts = samples if isinstance(samples, list) else [samples]
-        return any(hasattr(part, "_processed") for part in parts)
+        passes = samples if isinstance(samples, list) else [samples]
+        return any(hasattr(samples_of_pass, "_processed") for samples_of_pass in passes)
 
 
 class _PassGradients:
@@ -296,13 +299,13 @@ class _PassGradients:
 
     def __init__(self, optimizer: DPOptimizer) -> None:
         self._optimizer, self._makes_copies = optimizer, False
-        self._found: list[tuple[Any, int]] | None = None
+        self._noted: list[tuple[Any, int]] | None = None
         self._copies: list[Tensor] = []
         self._is_awaited = False
 
     def start(self) -> None:
         """Begin a pass: the norms of its examples are known, its gradients are not."""
-        self._found, self._copies, self._is_awaited = None, [], True
+        self._noted, self._copies, self._is_awaited = None, [], True
 
     @torch.no_grad()
     def note(self) -> None:
@@ -311,134 +314,57 @@ class _PassGradients:
             return
         self._is_awaited = False
         gradients: list[Any] = [parameter.grad for parameter in self._optimizer.params]
-        if any(one is None for one in gradients):  # Opacus raises an error about it
+        if any(gradient is None for gradient in gradients):  # Opacus raises an error about it
             return
-        self._found = [(one, one._version) for one in gradients]
-        self._copies = [one.clone() for one in gradients] if self._makes_copies else []
+        self._noted = [(gradient, gradient._version) for gradient in gradients]
+        self._copies = [gradient.clone() for gradient in gradients] if self._makes_copies else []
 
     @torch.no_grad()
     def change(self, max_grad_norm: float) -> tuple[float, float, bool] | None:
         """Return the norms before and after a change, in clipping norms, and whether it is a scaling."""
-        found, self._found = self._found, None
+        noted, self._noted = self._noted, None
         parameters: list[Any] = self._optimizer.params
-        if found is None or any(parameter.grad is None for parameter in parameters):
+        if noted is None or any(parameter.grad is None for parameter in parameters):
             return None
-        pairs = zip(parameters, found, strict=True)
-        if all(one.grad is old and old._version == version for one, (old, version) in pairs):
+        pairs = zip(parameters, noted, strict=True)
+        if all(parameter.grad is old and old._version == version for parameter, (old, version) in pairs):
             return None
         if not self._copies:
             self._makes_copies = True
             return None
-        before, after = (
-            torch.cat([one.reshape(-1).double() for one in parts])
-            for parts in (self._copies, [parameter.grad for parameter in parameters])
-        )
-        added = [one.grad.double() - old.double() for one, old in zip(parameters, self._copies, strict=True)]
-        length, room = float(before.norm()), _TOLERANCE * (max_grad_norm + float(before.norm()))
-        if float((after - before).norm()) <= room or _is_penalty(added, parameters, room):
-            return None
-        factor = float(after @ before) / max(length**2, torch.finfo(torch.float64).tiny)
-        is_scaled = float((after - factor * before).norm()) <= room
-        top = float(after.abs().max())  # limiting values moves no two sums apart, either
-        is_scaled = is_scaled or float((after - before.clamp(-top, top)).norm()) <= room
-        return length / max_grad_norm, float(after.norm()) / max_grad_norm, is_scaled
+        return _gradient_change(self._copies, parameters, max_grad_norm)
+
+
+def _gradient_change(
+    copies: Sequence[Tensor], parameters: Sequence[Any], max_grad_norm: float
+) -> tuple[float, float, bool] | None:
+    """Return how gradients differ from their copies; None if by no more than rounding or a penalty."""
+    gradients = [parameter.grad for parameter in parameters]
+    before, after = (
+        torch.cat([tensor.reshape(-1).double() for tensor in tensors]) for tensors in (copies, gradients)
+    )
+    added = [gradient.double() - old.double() for gradient, old in zip(gradients, copies, strict=True)]
+    length, room = float(before.norm()), _TOLERANCE * (max_grad_norm + float(before.norm()))
+    if float((after - before).norm()) <= room or _is_penalty(added, parameters, room):
+        return None
+    factor = float(after @ before) / max(length**2, torch.finfo(torch.float64).tiny)
+    is_scaled = float((after - factor * before).norm()) <= room
+    top = float(after.abs().max())  # limiting values moves no two sums apart, either
+    is_scaled = is_scaled or float((after - before.clamp(-top, top)).norm()) <= room
+    return length / max_grad_norm, float(after.norm()) / max_grad_norm, is_scaled
 
 
 def _is_penalty(added: Sequence[Tensor], parameters: Sequence[Any], room: float) -> bool:
     """Return whether each tensor is a multiple of the weights, or of their signs."""
 
-    def is_multiple(one: Tensor, other: Tensor) -> bool:
-        share = float((one * other).sum()) / max(float((other * other).sum()), torch.finfo(one.dtype).tiny)
-        return float((one - share * other).norm()) <= room
+    def is_multiple(tensor: Tensor, weight: Tensor) -> bool:
+        share = float((tensor * weight).sum()) / max(
+            float((weight * weight).sum()), torch.finfo(tensor.dtype).tiny
+        )
+        return float((tensor - share * weight).norm()) <= room
 
     weights = [parameter.detach().double() for parameter in parameters]
     return all(
-        is_multiple(one, own) or is_multiple(one, own.sign()) for one, own in zip(added, weights, strict=True)
+        is_multiple(tensor, weight) or is_multiple(tensor, weight.sign())
+        for tensor, weight in zip(added, weights, strict=True)
     )
-
-
-class ClippingNorms:
-    """The clipping norms of all steps; one that changes must not be computed from the batch.
-
-    The noise follows the clipping norm, so that it is always as claimed. A schedule that depends on the
-    number of the step is correct. A norm that is computed from gradients has the same ratio to a statistic of
-    their norms in many steps, of its own batch or of the batch before.
-    """
-
-    def __init__(self, optimizer: DPOptimizer) -> None:
-        self._is_adaptive = isinstance(optimizer, AdaClipDPOptimizer)  # which adds noise to what it uses
-        self._num_changes = 0
-        self._last: float | None = None
-        self._range = (np.inf, 0.0)
-        self._rows: Tensor | None = None  # of the batch before
-        self._changes: dict[str, list[tuple[float, FloatArray]]] = {"its batch": [], "the batch before": []}
-
-    def note(self, norm: float, rows: Tensor | None) -> None:
-        """Note the clipping norm of a batch and the norms of its rows before clipping, if known."""
-        low, high = self._range
-        self._range = min(low, norm), max(high, norm)
-        if self._last not in (None, norm):
-            self._num_changes += 1
-            for (_, kept), found in zip(self._changes.items(), (rows, self._rows), strict=True):
-                if found is not None and len(kept) < _MAX_CHANGES and _vary(found):
-                    kept.append((norm, _statistics(found)))
-        self._last, self._rows = norm, rows
-
-    def results(self, claimed: ClaimedStep) -> CheckResults:
-        """Return what the clipping norms show."""
-        del claimed
-        if self._num_changes == 0 or self._is_adaptive:
-            return CheckResults()
-        for where, kept in self._changes.items():
-            if found := _same_ratio(kept):
-                name, ratio, count = found
-                sentence = (
-                    f"The clipping norm is computed from the data: in {count} of {len(kept)} batches it is "
-                    f"{ratio:.4g} times the {name} gradient norm of {where}."
-                )
-                return CheckResults(
-                    certain=(replace(Finding.certain("clipping-norm", sentence), cause=_FROM_DATA),)
-                )
-        low, high = self._range
-        note = (
-            f"The clipping norm changed {self._num_changes} times, between {low:.4g} and {high:.4g}: the "
-            "accounting holds if it depends on the number of the step, but not on the data."
-        )
-        gap = "whether the clipping norm, which changed during the run, depends on the data is not tested"
-        if any(self._changes.values()):
-            gap += ", except for statistics of the gradient norms of a batch"
-        return CheckResults(notes=(note,), not_covered=(gap,))
-
-
-def _vary(rows: Tensor) -> bool:
-    """Return whether norms differ, the two largest too: rows of one length may be scaled to the norm."""
-    if len(rows) < 2:
-        return False
-    largest = rows.topk(2).values
-    return float(largest[0] - largest[1]) > _SATURATED * float(largest[0])
-
-
-def _statistics(rows: Tensor) -> FloatArray:
-    """Return the statistics of norms that are named in ``_STATISTICS``."""
-    norms = rows.detach().float().cpu()
-    found = torch.cat([norms.mean()[None], norms.median()[None], norms.quantile(_QUANTILES)])
-    return np.asarray(found, dtype=np.float64)
-
-
-def _same_ratio(kept: Sequence[tuple[float, FloatArray]]) -> tuple[str, float, int] | None:
-    """Return a statistic to which many different norms have the same ratio, that ratio, and how many do."""
-    if len(kept) < _FEWEST_SAME:
-        return None
-    norms, statistics = np.array([norm for norm, _ in kept]), np.stack([found for _, found in kept])
-    best = None
-    for name, column in zip(_STATISTICS, statistics.T, strict=True):
-        each = norms / np.maximum(column, np.finfo(np.float32).tiny)
-        order = np.argsort(each)
-        ratios = each[order]
-        counts = np.searchsorted(ratios, ratios * (1 + _SAME_RATIO), side="right") - np.arange(ratios.size)
-        first = int(np.argmax(counts))
-        members = order[first : first + int(counts[first])]
-        count = len(np.unique(np.rint(np.log(norms[members]) / _APART)))  # one norm twice proves nothing
-        if count >= max(_FEWEST_SAME, _SHARE_SAME * len(kept)) and (best is None or count > best[2]):
-            best = name, float(ratios[first]), count
-    return best
