@@ -77,10 +77,10 @@ def machine_fault(error: BaseException) -> str | None:
     Training code and libraries may replace the exception of a full disk with another one, so its causes are
     examined, too, up to an exception of dpaudit, for which this was decided when it was raised.
     """
-    for one in _with_causes(error):
-        if (fault := _reported_fault(one)) is not None:
+    for cause in _with_causes(error):
+        if (fault := _reported_fault(cause)) is not None:
             return fault
-        if isinstance(one, DpauditError):
+        if isinstance(cause, DpauditError):
             return None
     return None
 
@@ -88,11 +88,11 @@ def machine_fault(error: BaseException) -> str | None:
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception, its cause, the cause of that and so on; they may form a cycle."""
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ if one.__suppress_context__ else one.__context__
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ if current.__suppress_context__ else current.__context__
 
 
 def _reported_fault(error: BaseException) -> str | None:

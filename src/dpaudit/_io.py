@@ -232,8 +232,8 @@ def map_array(path: Path) -> npt.NDArray[Any]:
     with open_file(path):
         pass
     with without_warnings():
-        found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return found
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array
 
 
 def read_array(path: Path, kinds: str) -> npt.NDArray[Any] | None:
@@ -335,19 +335,21 @@ def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
-def difference(stored: Any, given: Any, key_path: str = "") -> str | None:
+def difference(stored: Any, requested: Any, key_path: str = "") -> str | None:
     """Return the first difference as part of a sentence; None if there is none.
 
     >>> difference({"a": {"b": 1}}, {"a": {"b": 2}})
     'a.b is 2 instead of the stored 1'
     """
-    if isinstance(stored, dict) and isinstance(given, dict):
-        keys = [*stored, *(key for key in given if key not in stored)]
-        found = (difference(stored.get(k), given.get(k), f"{key_path}.{k}".lstrip(".")) for k in keys)
-        return next((text for text in found if text is not None), None)
-    if stored == given:
+    if isinstance(stored, dict) and isinstance(requested, dict):
+        keys = [*stored, *(key for key in requested if key not in stored)]
+        differences = (
+            difference(stored.get(k), requested.get(k), f"{key_path}.{k}".lstrip(".")) for k in keys
+        )
+        return next((text for text in differences if text is not None), None)
+    if stored == requested:
         return None
-    return f"{key_path} is {json.dumps(given)} instead of the stored {json.dumps(stored)}"
+    return f"{key_path} is {json.dumps(requested)} instead of the stored {json.dumps(stored)}"
 
 
 def _foreign(path: Path, key: str, expected: Any, stored: Any) -> str:

@@ -67,11 +67,11 @@ def draw_roc(roc: Any, ax: Any = None) -> Any:
 def draw_trajectory(trajectory: Any, claimed: float, ax: Any = None) -> Any:
     """Draw the bound of a :class:`dpaudit.recording.Trajectory` over time, with the claimed epsilon."""
     ax = _axes(ax)
-    steps = [one.num_done for one in trajectory.points]
-    lower = [one.epsilon for one in trajectory.points]
+    steps = [point.num_done for point in trajectory.points]
+    lower = [point.epsilon for point in trajectory.points]
     top = 1.25 * max(claimed, *lower)
     # infinite values are drawn above the picture
-    upper = [min(one.upper, 2 * top) for one in trajectory.points]
+    upper = [min(point.upper, 2 * top) for point in trajectory.points]
     ax.fill_between(steps, lower, upper, color=_SOFT, linewidth=0, label="band")
     ax.plot(steps, lower, color=_ACCENT, label=f"lower bound, {_validate.percent(trajectory.confidence)}")
     ax.axhline(claimed, color=_INK, linestyle="--", label="claim")
@@ -88,7 +88,7 @@ def draw_picture(picture: Any, files: dict[str, BinaryIO]) -> None:
 
     columns = min(picture.columns, len(picture.panels))
     lines = math.ceil(len(picture.panels) / columns)
-    labels = list(dict.fromkeys(one.label for panel in picture.panels for one in panel.series))
+    labels = list(dict.fromkeys(series.label for panel in picture.panels for series in panel.series))
     colors = _colors(labels)
     wide = max(_PANEL[0], *(_CATEGORY * len(panel.categories) for panel in picture.panels))
     width = wide * columns + 0.2
@@ -106,27 +106,29 @@ def draw_picture(picture: Any, files: dict[str, BinaryIO]) -> None:
 
 def _colors(labels: list[str]) -> dict[str, str]:
     """Return the color of each label: the same for a method in all pictures, different for its lines."""
-    found: dict[str, str] = {}
+    colors: dict[str, str] = {}
     for label in labels:
-        own = next((color for method, color in _METHOD_COLORS.items() if label.startswith(method)), None)
-        if own is not None and own not in found.values():
-            found[label] = own
-    rest = cycle([color for color in _PALETTE if color not in found.values()] or _PALETTE)
-    return {label: found.get(label) or next(rest) for label in labels}
+        preferred = next(
+            (color for method, color in _METHOD_COLORS.items() if label.startswith(method)), None
+        )
+        if preferred is not None and preferred not in colors.values():
+            colors[label] = preferred
+    rest = cycle([color for color in _PALETTE if color not in colors.values()] or _PALETTE)
+    return {label: colors.get(label) or next(rest) for label in labels}
 
 
 def _draw_panel(ax: Any, panel: Any, colors: dict[str, str]) -> None:
-    bars = [one for one in panel.series if one.mark == "bars"]
+    bars = [series for series in panel.series if series.mark == "bars"]
     width = 0.8 / max(len(bars), 1)
-    for one in panel.series:
-        offset = (bars.index(one) - (len(bars) - 1) / 2) * width if one in bars else 0.0
-        _draw_series(ax, one, colors[one.label], (offset, width))
+    for series in panel.series:
+        offset = (bars.index(series) - (len(bars) - 1) / 2) * width if series in bars else 0.0
+        _draw_series(ax, series, colors[series.label], (offset, width))
     if panel.level is not None:
         ax.axhline(panel.level, color=_INK, linewidth=1, linestyle=":", label=panel.level_label)
     if panel.categories:
         ax.set_xticks(range(len(panel.categories)), [fill(name, 14) for name in panel.categories])
     if panel.log_x:
-        _log_axis(ax, sorted({x for one in panel.series for x in one.x}))
+        _log_axis(ax, sorted({x for series in panel.series for x in series.x}))
     ranges = {"xlim": panel.x_range, "ylim": panel.y_range}
     ax.set(xlabel=panel.x_label, ylabel=panel.y_label, **{k: v for k, v in ranges.items() if v is not None})
     ax.set_title(panel.title, fontsize=10)
@@ -141,22 +143,22 @@ def _log_axis(ax: Any, values: list[float]) -> None:
         ax.minorticks_off()
 
 
-def _draw_series(ax: Any, one: Any, color: str, bar: tuple[float, float]) -> None:
-    x, y, label = list(one.x), list(one.y), one.label
-    if one.mark == "bars":
+def _draw_series(ax: Any, series: Any, color: str, bar: tuple[float, float]) -> None:
+    x, y, label = list(series.x), list(series.y), series.label
+    if series.mark == "bars":
         centers = [center + bar[0] for center in x]
-        ax.bar(centers, y, bar[1], yerr=one.spread, color=color, label=label, error_kw={"linewidth": 1})
-    elif one.mark == "points":
-        ax.errorbar(x, y, yerr=one.spread, fmt="o", markersize=4, color=color, label=label, linewidth=1)
-    elif one.mark == "steps":
+        ax.bar(centers, y, bar[1], yerr=series.spread, color=color, label=label, error_kw={"linewidth": 1})
+    elif series.mark == "points":
+        ax.errorbar(x, y, yerr=series.spread, fmt="o", markersize=4, color=color, label=label, linewidth=1)
+    elif series.mark == "steps":
         ax.stairs(y, x, color=color, label=label, fill=True, alpha=0.45)
-    elif one.mark == "truth":
+    elif series.mark == "truth":
         ax.plot(x, y, ":", color=_INK, label=label, linewidth=1)
     else:
-        style = "--" if one.mark == "dashes" else "-"
+        style = "--" if series.mark == "dashes" else "-"
         ax.plot(x, y, style, color=color, label=label, linewidth=1.4)
-        if one.spread is not None:
-            low, high = ([a + sign * b for a, b in zip(y, one.spread, strict=True)] for sign in (-1, 1))
+        if series.spread is not None:
+            low, high = ([a + sign * b for a, b in zip(y, series.spread, strict=True)] for sign in (-1, 1))
             ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 

@@ -75,7 +75,7 @@ def seconds_since(start: object) -> float | None:
 
 def of_audit(started: str, audited: str) -> dict[str, Any]:
     """Return the provenance of an audit in this process, given when its steps began and when it was made."""
-    began, ended = (datetime.fromisoformat(one) for one in (started, audited))
+    began, ended = (datetime.fromisoformat(text) for text in (started, audited))
     seconds = max(0.0, (ended - began).total_seconds())
     return {**environment(), "started": started, "seconds": seconds}
 
@@ -128,7 +128,7 @@ def git_state(folder: Path | None = None) -> dict[str, Any] | None:
         return None
     quiet = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
-        found = subprocess.run(
+        status = subprocess.run(
             [program, "-c", "core.fsmonitor=false", *_GIT],
             cwd=folder,
             env={**os.environ, **quiet},
@@ -139,7 +139,7 @@ def git_state(folder: Path | None = None) -> dict[str, Any] | None:
         )
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    lines = found.stdout.decode(errors="replace").splitlines()
+    lines = status.stdout.decode(errors="replace").splitlines()
     commit = next((line.removeprefix(_COMMIT) for line in lines if line.startswith(_COMMIT)), "")
     if not commit.isalnum():  # "(initial)" before the first commit
         return None
@@ -156,8 +156,8 @@ def with_start(starts: list[Any], *, is_new: bool = True) -> list[Any]:
     if not starts:
         return [{"at": now(), **here}] if is_new else [{"at": None, **here}, {"at": now()}]
     before: dict[str, Any] = {}
-    for one in starts:
-        before |= one if isinstance(one, Mapping) else {}
+    for start in starts:
+        before |= start if isinstance(start, Mapping) else {}
     changed = {key: value for key, value in here.items() if not _is_same(before.get(key), value)}
     return [*starts[: _MOST_STARTS - 1], {"at": now(), **changed}]
 
@@ -165,7 +165,7 @@ def with_start(starts: list[Any], *, is_new: bool = True) -> list[Any]:
 def _is_same(before: object, value: object) -> bool:
     """Return whether a start has nothing new; a package that is imported later is not new."""
     if isinstance(before, Mapping) and isinstance(value, Mapping) and "commit" not in value:
-        return all(before.get(key, one) == one for key, one in value.items())
+        return all(before.get(key, item) == item for key, item in value.items())
     return before == value
 
 

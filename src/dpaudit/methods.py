@@ -72,7 +72,7 @@ _OURS: dict[str, _Parts] = {
 }
 _BETS: dict[str, _Parts] = {"f-DP(betting)": (None, Betting())}
 COUNT_METHODS = {
-    name.split()[0]: parts for name, parts in (_PAPERS | _OURS).items()
+    name.split()[0]: components for name, components in (_PAPERS | _OURS).items()
 }  # need only error counts
 
 NAMES = tuple(name.split()[0] for name in (*_PAPERS, *_OURS, *_BETS))  # without the remark on delta
@@ -120,19 +120,19 @@ def methods(observations: Observations, fixed: ThresholdRule | None, curve: Trad
     """
     if observations.coupled and observations.is_stepped:
         rule = fixed or default_method(observations, curve, Betting())[1]
-        return [_method(name, parts, curve, rule) for name, parts in _BETS.items()]
+        return [_method(name, components, curve, rule) for name, components in _BETS.items()]
     large = is_large(observations, is_fixed=fixed is not None)
     if fixed is not None:
         chosen = _PAPERS | _OURS if large and not observations.is_stepped else _PAPERS | _OURS | _BETS
-        sound = [_method(name, parts, curve, fixed) for name, parts in chosen.items()]
+        sound = [_method(name, components, curve, fixed) for name, components in chosen.items()]
     else:
         sound = _chosen_on_scores(observations, curve)
-    practice = [_method(name, parts, curve, SameData()) for name, parts in _PAPERS.items()]
+    practice = [_method(name, components, curve, SameData()) for name, components in _PAPERS.items()]
     return sound if large else [*sound, *practice]
 
 
-def _method(name: str, parts: _Parts, curve: TradeOff, rule: ThresholdRule) -> Method:
-    tradeoff, inference = parts
+def _method(name: str, components: _Parts, curve: TradeOff, rule: ThresholdRule) -> Method:
+    tradeoff, inference = components
     return Method(name, curve if tradeoff is None else tradeoff, inference, rule)
 
 
@@ -142,11 +142,11 @@ def _chosen_on_scores(observations: Observations, curve: TradeOff) -> list[Metho
     if observations.num_steps < 2:
         return [bands]  # nothing to hold out
     large = is_large(observations)
-    found = []
+    chosen = []
     for name, (tradeoff, inference) in (_OURS if large else _PAPERS | _OURS | _BETS).items():
         family = curve if tradeoff is None else tradeoff
-        found.append(Method(name, family, inference, default_method(observations, family, inference)[1]))
-    return found if large or bands in found else [bands, *found]
+        chosen.append(Method(name, family, inference, default_method(observations, family, inference)[1]))
+    return chosen if large or bands in chosen else [bands, *chosen]
 
 
 @dataclass(frozen=True, repr=False)
@@ -208,8 +208,8 @@ def _count_above(name: str, scores: ScoreArray, threshold: float) -> IntArray:
         require_finite(name, start, piece)
         first = start // num_canaries
         indices = start + np.flatnonzero(piece > threshold)
-        found = np.bincount(indices // num_canaries - first)
-        above[first : first + found.size] += found
+        step_counts = np.bincount(indices // num_canaries - first)
+        above[first : first + step_counts.size] += step_counts
     return above
 
 
@@ -248,8 +248,8 @@ class MethodComparison:
         """Whether the scores are reversed, by more than four standard deviations."""
         counts = [row.bound.counts for row in self.rows if isinstance(row.bound.counts, ErrorCounts)]
         return any(
-            one.fpr + one.fnr - 1 > 2 / math.sqrt(one.num_absent) + 2 / math.sqrt(one.num_present)
-            for one in counts
+            errors.fpr + errors.fnr - 1 > 2 / math.sqrt(errors.num_absent) + 2 / math.sqrt(errors.num_present)
+            for errors in counts
         )
 
     @property
@@ -308,11 +308,13 @@ def examine(
             threshold=rule,
         )
     betting = _betting(claim, tradeoff, result)
-    known = [_with_bets(one, betting) for one in methods(observations, fixed, tradeoff or Gaussian())]
-    found = [method for method in known if method.is_one_of(names)]
-    bounds = [method.bound(observations, delta, confidence) for method in found]
+    candidates = [
+        _with_bets(method, betting) for method in methods(observations, fixed, tradeoff or Gaussian())
+    ]
+    selected = [method for method in candidates if method.is_one_of(names)]
+    bounds = [method.bound(observations, delta, confidence) for method in selected]
     steps = claim if observations.scores_of == STEP else None
-    rows = tuple(NamedBound(m.name, b, _composed(m, b, steps)) for m, b in zip(found, bounds, strict=True))
+    rows = tuple(NamedBound(m.name, b, _composed(m, b, steps)) for m, b in zip(selected, bounds, strict=True))
     return MethodComparison(observations, delta, confidence, rows, result)
 
 

@@ -48,10 +48,10 @@ def prepare(words: Sequence[str]) -> None:
 def _mallopt() -> Callable[[int, int], object]:
     """Return ``mallopt`` of the C library, or a function that does nothing if there is none."""
     try:
-        found: Callable[[int, int], object] = ctypes.CDLL(None).mallopt
+        mallopt: Callable[[int, int], object] = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # macOS, musl and others
         return lambda _parameter, _number: 0
-    return found
+    return mallopt
 
 
 def _open_closed() -> None:

@@ -57,17 +57,17 @@ def check(
     from dpaudit.observers import opacus  # noqa: PLC0415  # loads torch, or raises if it is missing
 
     training = opacus.PreparedTraining.of(_called(_function(target), target))
-    found = opacus.check_prepared(training, noise_multiplier=noise_multiplier, sample_rate=sample_rate)
+    lint_report = opacus.check_prepared(training, noise_multiplier=noise_multiplier, sample_rate=sample_rate)
     if as_json:
-        print_json(found.to_dict())
+        print_json(lint_report.to_dict())
     else:
-        _print(found)
-    if found.findings:
+        _print(lint_report)
+    if lint_report.findings:
         raise ExitStatus(1)
 
 
-def _print(found: LintReport) -> None:
-    output().print(str(found), soft_wrap=True)
+def _print(lint_report: LintReport) -> None:
+    output().print(str(lint_report), soft_wrap=True)
 
 
 def _function(target: str) -> Callable[[], Any]:
@@ -77,9 +77,11 @@ def _function(target: str) -> Callable[[], Any]:
     module = _module(place)
     function = getattr(module, name, None)
     if not callable(function):
-        own = [one for one, value in vars(module).items() if _is_own_function(value, module)]
+        functions = [
+            attribute for attribute, value in vars(module).items() if _is_own_function(value, module)
+        ]
         raise InputError(
-            f"Expected a function of {place}, got {name!r}: it has {', '.join(own) or 'no functions'}."
+            f"Expected a function of {place}, got {name!r}: it has {', '.join(functions) or 'no functions'}."
         )
     return _without_arguments(function, target)
 

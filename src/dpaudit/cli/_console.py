@@ -93,8 +93,8 @@ def _least_width(table: Table) -> int:
 
 def _least_column(column: Column) -> int:
     texts = map(str, (column.header, *column.cells))
-    parts = texts if column.no_wrap else (word for text in texts for word in text.split())
-    return max(map(cell_len, parts), default=0)
+    unbreakable = texts if column.no_wrap else (word for text in texts for word in text.split())
+    return max(map(cell_len, unbreakable), default=0)
 
 
 @contextmanager
@@ -137,9 +137,9 @@ class SentenceErrorGroup(TyperGroup):
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         words = tuple(args)
         with exit_on_error(words), _decided():
-            made = super().make_context(info_name, args, parent, **extra)
-            made.meta[_WORDS] = words
-            return made
+            context = super().make_context(info_name, args, parent, **extra)
+            context.meta[_WORDS] = words
+            return context
 
     def invoke(self, ctx: Any) -> Any:
         with exit_on_error(ctx.meta[_WORDS]):
@@ -174,5 +174,5 @@ def _usage(error: Any, ctx: Any) -> str:
 def _option_help(error: Any, ctx: Any) -> str:
     """Return the help of an option whose value is missing: it may list the possible values."""
     name, command = getattr(error, "option_name", None), ctx.command.get_command(ctx, ctx.invoked_subcommand)
-    found = [option.help for option in command.params if name in option.opts and option.help]
-    return f" {found[0].rstrip('.')}." if found else ""
+    texts = [option.help for option in command.params if name in option.opts and option.help]
+    return f" {texts[0].rstrip('.')}." if texts else ""

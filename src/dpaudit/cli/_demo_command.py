@@ -65,7 +65,7 @@ def demonstrate(
     """Train both models with the same claim, one after the other, each in its own directory."""
     from dpaudit import experiments  # noqa: PLC0415  # loads torch
 
-    found = []
+    trainings = []
     for name, subfolder, factor, fault, expected in (
         ("correct run", "correct", 1.0, (), Verdict.NO_VIOLATION),
         ("twin with 0.8 times the noise", "too-little-noise", _FACTOR, _FAULT, Verdict.VIOLATION),
@@ -74,8 +74,8 @@ def demonstrate(
         changes = f"output={json.dumps(str(folder / subfolder))}", *_CHANGES, *fault
         config = experiments.parse_config(experiments.example("digits"), "the demo's config", changes)
         values = experiments.rehearse(config, watch=watch, keep=True)
-        found.append(DemoTraining(name, folder / subfolder, factor, expected, values))
-    return found
+        trainings.append(DemoTraining(name, folder / subfolder, factor, expected, values))
+    return trainings
 
 
 _Output = Annotated[
@@ -97,19 +97,19 @@ def demo(*, folder: _Output = Path("dpaudit-demo"), as_json: Json = False) -> No
     make_folder(folder)
     require_no_run_file(folder / "result.json")
     with ProgressDisplay() as display:
-        found = demonstrate(folder, display.say, display)
+        trainings = demonstrate(folder, display.say, display)
         display.say("Writing the report")
-        made = _report(found)
-    is_as_expected = all(training.is_as_expected for training in found)
-    trainings = [training.to_dict() for training in found]
-    values = {"notice": NOTICE, "as_expected": is_as_expected, "trainings": trainings}
+        report = _report(trainings)
+    is_as_expected = all(training.is_as_expected for training in trainings)
+    entries = [training.to_dict() for training in trainings]
+    values = {"notice": NOTICE, "as_expected": is_as_expected, "trainings": entries}
     write_text(folder / "result.json", json.dumps(values, indent=2, allow_nan=False) + "\n")
     for name in ("report.md", "report.html"):
-        made.write(folder / name)
+        report.write(folder / name)
     if as_json:
         print_json(values)
     else:
-        _print(found, folder)
+        _print(trainings, folder)
     if not is_as_expected:
         raise ExitStatus(1)
 
@@ -137,5 +137,5 @@ def _report(trainings: list[DemoTraining]) -> Report:
     from dpaudit.report import Report  # noqa: PLC0415
     from dpaudit.report._read import read_own_run  # noqa: PLC0415
 
-    runs = tuple(read_own_run(one.folder, name=one.name.capitalize()) for one in trainings)
+    runs = tuple(read_own_run(training.folder, name=training.name.capitalize()) for training in trainings)
     return Report(runs=runs, title="The dpaudit demo", notice=f"{NOTICE} {_conclusion(trainings)}")

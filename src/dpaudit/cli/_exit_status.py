@@ -146,10 +146,10 @@ def _reason(error: BaseException) -> str:
 
 def _incomplete(error: BaseException, path: Path | None) -> str:
     folder = _interrupts.work_folder()
-    kept = "" if folder is None or not folder.is_dir() else f"finished work is kept in {folder}; "
+    finished = "" if folder is None or not folder.is_dir() else f"finished work is kept in {folder}; "
     place = "follows" if path is None else f"is in {path}"
     return (
-        f"Nothing was judged, because the audit could not be completed: {_reason(error)}; {kept}"
+        f"Nothing was judged, because the audit could not be completed: {_reason(error)}; {finished}"
         f"run the same command again once this is resolved; the traceback {place}."
     )
 
@@ -195,7 +195,10 @@ def _print_traceback(error: BaseException) -> None:
 
 def printable(text: str) -> str:
     """Return a text that may quote a file or a path, without control sequences for the terminal."""
-    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+    return "".join(
+        character if character.isprintable() or character == "\n" else ascii(character)[1:-1]
+        for character in text
+    )
 
 
 def _print(sentence: str) -> None:

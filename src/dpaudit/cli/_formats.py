@@ -118,18 +118,18 @@ def as_presence(path: Path, name: str, values: npt.NDArray[Any], start: int = 0)
     """Return booleans from 0, 1, true and false of any type; ``start`` is the number of earlier rows."""
     if values.dtype.kind == "b":
         return values
-    found: BoolArray
+    present: BoolArray
     if values.dtype.kind in "iuf":
-        found, known = values == 1, np.isin(values, (0, 1))
+        present, is_valid = values == 1, np.isin(values, (0, 1))
     else:  # one by one: an array of strings allocates the longest length for every element
         meanings = [_PRESENCE.get(_word(value)) for value in values.flat]
-        known = np.array([meaning is not None for meaning in meanings], dtype=np.bool_)
-        found = np.array(meanings, dtype=np.bool_).reshape(values.shape)
-    if not known.all():
-        row = int(np.flatnonzero(~known)[0])
+        is_valid = np.array([meaning is not None for meaning in meanings], dtype=np.bool_)
+        present = np.array(meanings, dtype=np.bool_).reshape(values.shape)
+    if not is_valid.all():
+        row = int(np.flatnonzero(~is_valid)[0])
         where = f"{_shortened(str(values.flat[row]))} in row {start + row + 1}"
         raise InputError(f"Expected 0, 1, true or false in {name!r} of {path}, got {where}.")
-    return found
+    return present
 
 
 def _word(value: object) -> str:

@@ -105,7 +105,7 @@ class PlanResult:
             "confidence": self.confidence,
             "power": self.power,
             "plans": [plan.to_dict() for plan in self.plans],
-            "smallest_leaks": [one.to_dict() for one in self.leaks],
+            "smallest_leaks": [leak.to_dict() for leak in self.leaks],
         }
 
 
@@ -259,15 +259,15 @@ def _plans(plans: tuple[Plan, ...]) -> Table:
 
 
 def _leaks(leaks: tuple[MethodLeak, ...]) -> Table:
-    scaled = any(one.leak.noise_factor is not None for one in leaks)
+    scaled = any(row.leak.noise_factor is not None for row in leaks)
     table = _sized("epsilon", *(["noise factor"] if scaled else []))
-    for one in leaks:
-        sizes = one.num_canaries, one.num_steps, one.num_canaries * one.num_steps
-        found = ["none", *(["none"] if scaled else [])]
-        if one.leak.parameter < float("inf"):
-            found = [f"{one.leak.epsilon:.4g}"]
-            found += [] if one.leak.noise_factor is None else [f"{one.leak.noise_factor:.4g}"]
-        table.add_row(type(one.inference).__name__, *(f"{size:,}" for size in sizes), *found)
+    for row in leaks:
+        sizes = row.num_canaries, row.num_steps, row.num_canaries * row.num_steps
+        cells = ["none", *(["none"] if scaled else [])]
+        if row.leak.parameter < float("inf"):
+            cells = [f"{row.leak.epsilon:.4g}"]
+            cells += [] if row.leak.noise_factor is None else [f"{row.leak.noise_factor:.4g}"]
+        table.add_row(type(row.inference).__name__, *(f"{size:,}" for size in sizes), *cells)
     return table
 
 

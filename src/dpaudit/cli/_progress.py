@@ -134,7 +134,7 @@ class _Speed:
         """Return the speed since the second-to-last mark; None until two steps have ended."""
         if self._marks and steps.num_new < self._marks[-1].num_new:  # another run has begun
             self._marks.clear()
-        tenths = [_tenth(one.num_done, one.num_steps) for one in (steps, *self._marks)]
+        tenths = [_tenth(mark.num_done, mark.num_steps) for mark in (steps, *self._marks)]
         if steps.num_new > 0 and (not self._marks or tenths[0] != tenths[-1]):
             self._marks.append(steps)
         if not self._marks:
@@ -153,26 +153,26 @@ def _bar(console: Console) -> Progress:
 
 
 def _text(steps: TrainingProgress, speed: float | None) -> str:
-    parts = [f"step {steps.num_done:,} of {steps.num_steps:,}"]
+    phrases = [f"step {steps.num_done:,} of {steps.num_steps:,}"]
     if speed is not None:
         left = (steps.num_steps - steps.num_done) / speed
-        parts += [f"{speed:.3g} steps/s", f"{_duration(left)} left"]
+        phrases += [f"{speed:.3g} steps/s", f"{_duration(left)} left"]
     if steps.live is not None:
-        parts.append(str(steps.live))
-    return ", ".join(parts)
+        phrases.append(str(steps.live))
+    return ", ".join(phrases)
 
 
 def _trials_text(running: Running) -> str:
     progress = running.progress
-    parts = [f"{progress.num_done:,} of {progress.num_trials:,} models"]
+    phrases = [f"{progress.num_done:,} of {progress.num_trials:,} models"]
     if progress.num_failed:
-        parts.append(f"{progress.num_failed:,} failed")
+        phrases.append(f"{progress.num_failed:,} failed")
     if progress.models_per_second is not None and progress.seconds_left is not None:
-        parts += [f"{progress.models_per_second:.3g} models/s", f"{_duration(progress.seconds_left)} left"]
+        phrases += [f"{progress.models_per_second:.3g} models/s", f"{_duration(progress.seconds_left)} left"]
     if running.epsilon is not None:
         beside = "" if running.claimed is None else f", claimed {running.claimed:.3g}"
-        parts.append(f"epsilon about {running.epsilon:.3g} so far (valid only at the end){beside}")
-    return ", ".join(parts)
+        phrases.append(f"epsilon about {running.epsilon:.3g} so far (valid only at the end){beside}")
+    return ", ".join(phrases)
 
 
 def _duration(seconds: float) -> str:

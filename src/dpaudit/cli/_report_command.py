@@ -46,15 +46,15 @@ def report(*, runs: _Runs, file: _Output = None, format_name: _Format = None, as
     chosen = _format(format_name, file)
     target = file or _default_target(runs, chosen)
     with working(f"Reading {len(runs)} {'run' if len(runs) == 1 else 'runs'}"):
-        made = Report.read(runs)
-    made.write(target, format=chosen)
-    for run in made.runs:
+        page = Report.read(runs)
+    page.write(target, format=chosen)
+    for run in page.runs:
         for remark in run.remarks:
             typer.echo(f"{run.name}: {remark}", err=True)
     if as_json:
-        print_json(made.to_dict())
+        print_json(page.to_dict())
     else:
-        _print(made, target)
+        _print(page, target)
 
 
 def _default_target(runs: list[Path], chosen: Format) -> Path:
@@ -75,9 +75,9 @@ def _format(name: str | None, file: Path | None) -> Format:
     return Format(name)
 
 
-def _print(made: Report, target: Path) -> None:
+def _print(page: Report, target: Path) -> None:
     console = output()
-    for run in made.runs:
+    for run in page.runs:
         word = "no claim" if run.verdict is None else run.verdict.name
         console.print(f"{run.name}: {word}. {run.bound.statement}", soft_wrap=True)
     console.print(printable(str(target)), soft_wrap=True)

@@ -24,27 +24,31 @@ if TYPE_CHECKING:  # imported when the command is called, so that the others sta
 _WORDS = frozenset({"method", "lines", "canary", "kind"})  # columns that are not wrapped
 
 
-def print_reproduced(console: Console, found: Reproduced, files: Sequence[Path]) -> None:
+def print_reproduced(console: Console, reproduced: Reproduced, files: Sequence[Path]) -> None:
     """Print the tables, the methods that are not sound, and the paths of the files."""
-    data = f", data {', '.join(found.data)}" if found.data else ""
-    console.print(f"{found.figure.title} (scale {found.scale}, seed {found.seed}{data})", soft_wrap=True)
-    for one in found.tables:
+    data = f", data {', '.join(reproduced.data)}" if reproduced.data else ""
+    console.print(
+        f"{reproduced.figure.title} (scale {reproduced.scale}, seed {reproduced.seed}{data})", soft_wrap=True
+    )
+    for table in reproduced.tables:
         console.print()
-        console.print(one.title, soft_wrap=True)
-        table = slim_table()
-        for index, name in enumerate(one.header):
+        console.print(table.title, soft_wrap=True)
+        grid = slim_table()
+        for index, name in enumerate(table.header):
             is_text = index == 0 or name in _WORDS
-            table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold")
-        for row in one.rows:
-            table.add_row(*row)
-        print_table(console, table)
+            grid.add_column(name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold")
+        for row in table.rows:
+            grid.add_row(*row)
+        print_table(console, grid)
     unsound = [
-        f"{method}, {rule} ({kind})" for (method, rule), kind in found.kinds.items() if kind != "confidence"
+        f"{method}, {rule} ({kind})"
+        for (method, rule), kind in reproduced.kinds.items()
+        if kind != "confidence"
     ]
     if unsound:
         console.print()
         console.print(f"Not confidence bounds: {'; '.join(unsound)}.")
-    for remark in found.remarks:
+    for remark in reproduced.remarks:
         console.print()
         console.print(remark)
     console.print()
@@ -72,11 +76,11 @@ class ReproduceOptions:
         require_plotting()  # fail before the work, not after it
         with ProgressDisplay() as display:
 
-            def kept() -> str:
+            def progress_text() -> str:
                 return f" after {display.num_done} of {display.num_all} cells of {figure.name}"
 
-            with display.resumable(kept):
-                found = reproduction.reproduce(
+            with display.resumable(progress_text):
+                reproduced = reproduction.reproduce(
                     figure,
                     output=self.output,
                     scale=self.scale,
@@ -87,7 +91,7 @@ class ReproduceOptions:
                     watch=display.part,
                     within=display.within,
                 )
-        return found, write_reproduced(found, self.output)
+        return reproduced, write_reproduced(reproduced, self.output)
 
     def reproduce_each(self, figures: tuple[Figure, ...]) -> Iterator[tuple[Reproduced, list[Path]]]:
         """Reproduce figures one after another; figures that fail are reported and skipped."""
@@ -209,27 +213,27 @@ def reproduce(
     if name == _ALL:
         _reproduce_all(options, figures, as_json=as_json)
         return
-    found, files = options.reproduce(*figures)
+    reproduced, files = options.reproduce(*figures)
     if as_json:
-        print_json(_plain(found, files))
+        print_json(_plain(reproduced, files))
     else:
-        print_reproduced(output(), found, files)
+        print_reproduced(output(), reproduced, files)
 
 
 def _reproduce_all(options: ReproduceOptions, figures: tuple[Figure, ...], *, as_json: bool) -> None:
-    made: list[dict[str, Any]] = []
-    values = {"figures": made}
+    entries: list[dict[str, Any]] = []
+    values = {"figures": entries}
     with with_partial_json(values):
-        for found, files in options.reproduce_each(figures):
-            made.append(_plain(found, files))
+        for reproduced, files in options.reproduce_each(figures):
+            entries.append(_plain(reproduced, files))
             if not as_json:
-                print_reproduced(output(), found, files)
+                print_reproduced(output(), reproduced, files)
     if as_json:
         print_json(values)
 
 
-def _plain(found: Reproduced, files: list[Path]) -> dict[str, Any]:
-    return {**found.to_dict(), "files": [str(path) for path in files]}
+def _plain(reproduced: Reproduced, files: list[Path]) -> dict[str, Any]:
+    return {**reproduced.to_dict(), "files": [str(path) for path in files]}
 
 
 def _scale(name: str) -> Scale:

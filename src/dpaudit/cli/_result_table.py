@@ -43,7 +43,7 @@ def print_examined(
 def print_result(console: Console, values: _Values, more: Sequence[tuple[str, str]] = ()) -> None:
     """Print verdict, claim, bound, method, power, estimates and assumptions, then the lines ``more``."""
     bound, claim = Bound.from_dict(values["bound"]), values["claim"]["summary"]
-    parts = [ClaimPart.from_dict(part) for part in values["claim"].get("parts", ())]
+    claim_parts = [ClaimPart.from_dict(entry) for entry in values["claim"].get("parts", ())]
     if values["verdict"] is None:  # no claim
         print_labelled(console, [*summary(claim, bound, None), *more])
         return
@@ -54,13 +54,13 @@ def print_result(console: Console, values: _Values, more: Sequence[tuple[str, st
             claim,
             bound,
             Power.from_dict(values["power"]),
-            parts=parts,
+            parts=claim_parts,
             attack_power=Power.from_dict(values["attack_power"]) if "attack_power" in values else None,
             p_value=values.get("p_value") if verdict is Verdict.VIOLATION else None,
         ),
         *([("", _more(bound))] if verdict is Verdict.UNDERPOWERED else []),
         *_estimate_lines(values),
-        *_listed("finding", [f"{one['name']}: {one['sentence']}" for one in _findings(values)]),
+        *_listed("finding", [f"{finding['name']}: {finding['sentence']}" for finding in _findings(values)]),
         *_listed("cause", values.get("likely_causes", ())),
         *_listed("assumes", [*bound.assumptions, *(values.get("diagnosis") or {}).get("assumptions", ())]),
         *_listed("not covered", values.get("not_covered", ())),
@@ -88,8 +88,8 @@ def _findings(values: _Values) -> Sequence[_Values]:
 
 def _estimate_lines(values: _Values) -> list[tuple[str, str]]:
     """Return the estimates, which stopped runs and one-run audits lack."""
-    found = values.get("estimate")
-    return [] if found is None else Estimate.from_dict(found).lines(brief=False)
+    estimate = values.get("estimate")
+    return [] if estimate is None else Estimate.from_dict(estimate).lines(brief=False)
 
 
 def model_and_steps(values: _Values) -> list[tuple[str, str]]:
@@ -105,11 +105,13 @@ def model_and_steps(values: _Values) -> list[tuple[str, str]]:
 
 def tests_of_noise(values: _Values) -> str:
     """Return the findings of noise and batch tests, which black-box and stopped runs lack."""
-    found = values.get("diagnosis")
-    if found is None:
+    diagnosis = values.get("diagnosis")
+    if diagnosis is None:
         return "noise tests: not run"
-    names = ", ".join(one["name"] for one in found["findings"])
-    level = f"{len(found['tests'])} tests, at {_validate.percent(found['confidence'])} joint confidence"
+    names = ", ".join(finding["name"] for finding in diagnosis["findings"])
+    level = (
+        f"{len(diagnosis['tests'])} tests, at {_validate.percent(diagnosis['confidence'])} joint confidence"
+    )
     return f"noise tests: {'flagged by ' + names if names else 'no findings'} ({level})"
 
 

@@ -76,25 +76,25 @@ def run(
     if config is None:
         raise InputError("Expected a config file; print an example with: dpaudit run --example digits")
     loaded = experiments.load_config(config, changes or ())
-    found = _run(loaded, retry_failed=retry_failed)
-    if found.was_finished:
-        _require_intact(loaded, found)
+    outcome = _run(loaded, retry_failed=retry_failed)
+    if outcome.was_finished:
+        _require_intact(loaded, outcome)
     if as_json:
-        print_json({**found.values, "seal": found.seal, "remarks": list(found.remarks)})
+        print_json({**outcome.values, "seal": outcome.seal, "remarks": list(outcome.remarks)})
     else:
-        _print(output(), loaded, found)
-    verdict = found.values["verdict"]  # None without a claim
+        _print(output(), loaded, outcome)
+    verdict = outcome.values["verdict"]  # None without a claim
     raise ExitStatus(0 if verdict is None else EXIT_STATUS[Verdict[verdict]])
 
 
-def _require_intact(config: Config, found: Outcome) -> None:
+def _require_intact(config: Config, outcome: Outcome) -> None:
     """Check a stored result as ``dpaudit report`` does, and that the terminal can print all of it."""
     from dpaudit.report._read import read_result  # noqa: PLC0415  # loads the report code
 
     try:
         checked, _ = read_result(expanded(config.output), config.output)
-        _print(Console(file=io.StringIO(), width=1000), config, found)
-        is_intact = checked == found.values  # unprintable characters were replaced
+        _print(Console(file=io.StringIO(), width=1000), config, outcome)
+        is_intact = checked == outcome.values  # unprintable characters were replaced
     except _DAMAGED:
         is_intact = False
     if not is_intact:
@@ -112,7 +112,7 @@ def _run(config: Config, *, retry_failed: bool) -> Outcome:
         setting = f"{config.model.name} on {config.data.name}, audit mode {config.audit.mode}"
         display.say(f"{setting}, in {printable(config.output)}")
         with display.resumable(lambda: None if display.position is None else f" at {display.position}"):
-            found = experiments.run(
+            outcome = experiments.run(
                 config,
                 watch=display,
                 say=display.say,
@@ -120,16 +120,16 @@ def _run(config: Config, *, retry_failed: bool) -> Outcome:
                 trials=display.trials,
                 retry_failed=retry_failed,
             )
-        if found.was_finished:
+        if outcome.was_finished:
             display.say("This run is already finished; its stored result follows.")
-    return found
+    return outcome
 
 
-def _print(console: Console, config: Config, found: Outcome) -> None:
-    print_examined(console, found.values, more=model_and_steps(found.values))
+def _print(console: Console, config: Config, outcome: Outcome) -> None:
+    print_examined(console, outcome.values, more=model_and_steps(outcome.values))
     console.print()
-    console.print(tests_of_noise(found.values))
+    console.print(tests_of_noise(outcome.values))
     console.print()
-    for remark in found.remarks:
+    for remark in outcome.remarks:
         console.print(f"Note: {remark}", soft_wrap=True)
     console.print(printable(f"Written: {config.output}"), soft_wrap=True)

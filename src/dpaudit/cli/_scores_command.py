@@ -81,7 +81,7 @@ class ScoreFiles:
         ids = [_read_column(file, name) for file in (path, self.presence)]
         scores, present = _read_side(path, self.columns), _read_presence(self.presence, self.columns)
         if (ids[0].dtype.kind in "iu") != (ids[1].dtype.kind in "iu"):  # a .csv file has no integers
-            ids = [one.astype(np.str_) for one in ids]
+            ids = [column.astype(np.str_) for column in ids]
         return Observations.from_presence(scores, present, ids=ids[0], present_ids=ids[1], **design)
 
     def _given(self) -> str:

@@ -30,23 +30,33 @@ def verify(*, runs: _Runs, as_json: Json = False) -> None:
     from dpaudit.experiments import _recompute  # noqa: PLC0415
 
     with working(f"Checking {len(runs)} {'run' if len(runs) == 1 else 'runs'}"):
-        found = [_recompute.verify(path) for path in runs]
-    is_accepted = all(one.status == "sealed" for one in found)
+        verifications = [_recompute.verify(path) for path in runs]
+    is_accepted = all(verification.status == "sealed" for verification in verifications)
     if as_json:
-        print_json({"accepted": is_accepted, "runs": [one.to_dict() for one in found]})
+        print_json(
+            {"accepted": is_accepted, "runs": [verification.to_dict() for verification in verifications]}
+        )
     else:
-        for one in found:
-            _print(one)
+        for verification in verifications:
+            _print(verification)
     if not is_accepted:
         raise ExitStatus(BAD_INPUT)
 
 
-def _print(found: Verification) -> None:
+def _print(verification: Verification) -> None:
     """Print the status of a run, and the sentences that belong to it."""
     console = output()
-    verdict = "" if found.seal is None and found.verdict is None else f", {found.verdict or 'no claim'}"
-    seal = "" if found.seal is None else f", seal {found.seal}"
-    console.print(printable(f"{found.directory}: {found.status}{verdict}{seal}"), soft_wrap=True)
-    sentences = found.remarks if found.error is None else (found.error, *found.remarks)
+    verdict = (
+        ""
+        if verification.seal is None and verification.verdict is None
+        else f", {verification.verdict or 'no claim'}"
+    )
+    seal = "" if verification.seal is None else f", seal {verification.seal}"
+    console.print(
+        printable(f"{verification.directory}: {verification.status}{verdict}{seal}"), soft_wrap=True
+    )
+    sentences = (
+        verification.remarks if verification.error is None else (verification.error, *verification.remarks)
+    )
     for text in sentences:
         console.print(f"  {printable(text)}", soft_wrap=True)

@@ -92,8 +92,8 @@ def _methods(entries: list[_Values]) -> Table:
     for name in _SHORT.values():
         table.add_column(name, justify="right", no_wrap=True)
     for entry in entries:
-        found = {method["name"]: method for method in entry["broken"]["methods"]}
-        table.add_row(entry["name"], *(_cell(found[name]) if name in found else "" for name in _SHORT))
+        by_name = {method["name"]: method for method in entry["broken"]["methods"]}
+        table.add_row(entry["name"], *(_cell(by_name[name]) if name in by_name else "" for name in _SHORT))
     return table
 
 
@@ -107,12 +107,12 @@ def _number(value: float | str) -> str:
 
 def _notes(entries: list[_Values]) -> list[tuple[str, str]]:
     left_out = [(entry["name"], f"skipped. {entry['left_out']}") for entry in entries if entry["left_out"]]
-    known = [
+    not_caught = [
         (entry["name"], f"not caught. {entry['not_caught']}")
         for entry in entries
         if entry["left_out"] is None and entry["not_caught"] and not entry["broken"]["caught_by"]
     ]
-    return left_out + known
+    return left_out + not_caught
 
 
 def _conclusion(values: _Values) -> str:

@@ -177,8 +177,8 @@ class DpAudit:
 
     def _begin(self, confidence: float | None) -> FailureMessage:
         call = self._session.next_call(self._node.nodeid)
-        own = None if confidence is None else _validate.confidence(confidence)
-        self._report = FailureMessage(self._session, call, own)
+        test_confidence = None if confidence is None else _validate.confidence(confidence)
+        self._report = FailureMessage(self._session, call, test_confidence)
         return self._report
 
     def _audit(self, recorder: AnyRecorder, **options: Any) -> AuditOutcome:
@@ -299,7 +299,7 @@ class FailureMessage:
         lines = [f"claim: {result.claim.summary}", f"bound: {result.bound.statement}"]
         if result.estimate.noise is not None:
             lines.append(f"estimate: {result.estimate.noise}")
-        lines += [self._session_line, *(one for one in result.not_covered if one == OTHERS_REPLACED)]
+        lines += [self._session_line, *(text for text in result.not_covered if text == OTHERS_REPLACED)]
         if scores is not None:
             lines += [noise_line(scores, claimed), canary_line(scores)]
         lines += _finding_lines(result.findings)

@@ -51,8 +51,8 @@ class SuiteAudits:
     @classmethod
     def of(cls, config: pytest.Config) -> SuiteAudits:
         """Read the options; a pytest-xdist worker has the seed of its session."""
-        given = config.getoption("--dp-audit-seed")
-        seed = getattr(config, "workerinput", {}).get("dp_audit_seed", given)
+        option = config.getoption("--dp-audit-seed")
+        seed = getattr(config, "workerinput", {}).get("dp_audit_seed", option)
         return cls(
             seed=secrets.randbits(32) if seed is None else seed,
             budget=config.getoption("--dp-audit-budget"),
@@ -103,9 +103,9 @@ class SuiteAudits:
         words = [f"pytest '{path}::{test}' --dp-audit-seed {self.seed}"]
         if self.budget != DEFAULT_BUDGET:
             words.append(f"--dp-audit-budget {self.budget}")
-        own = 1 - (1 - self.confidence) / max(self.num_tests, 1)
-        if own != CONFIDENCE:
-            words.append(f"--dp-audit-confidence {own:.12g}")
+        test_confidence = 1 - (1 - self.confidence) / max(self.num_tests, 1)
+        if test_confidence != CONFIDENCE:
+            words.append(f"--dp-audit-confidence {test_confidence:.12g}")
         return " ".join(words)
 
 

@@ -34,11 +34,11 @@ def note_seed(node: pytest.Item, seed: int) -> None:
 
 def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagnosis | None) -> None:
     """Record an audit as properties of its test, which appear in JUnit files and work with pytest-xdist."""
-    found = "not run"
+    findings = "not run"
     if diagnosis is not None:
-        found = ", ".join(finding.name for finding in diagnosis.findings) or "none"
+        findings = ", ".join(finding.name for finding in diagnosis.findings) or "none"
     if result is None:
-        _record(node, number, ("", "", "", "", "", found))
+        _record(node, number, ("", "", "", "", "", findings))
         return
     bound = result.bound
     values = (
@@ -47,7 +47,7 @@ def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagn
         f"{result.claim.epsilon:.4g}",
         _detectable_noise(result),
         f"{bound.confidence:.6g}",
-        found,
+        findings,
     )
     _record(node, number, values)
 

@@ -159,11 +159,11 @@ def _numbers(run: Run) -> Html:
         below = f"with {_validate.percent(run.power.probability)} probability"
         by = ", by an ideal attack" if run.power.is_ideal else ""
         entries.append(("smallest detectable leak", seen, below + by))
-    parts = [
+    tiles = [
         element("div", element("dt", label), element("dd", element("strong", value), element("small", below)))
         for label, value, below in entries
     ]
-    return element("dl", *parts, class_="numbers")
+    return element("dl", *tiles, class_="numbers")
 
 
 def _grounds(run: Run) -> Html:
@@ -176,8 +176,8 @@ def _grounds(run: Run) -> Html:
         ("notes", run.notes),
     )
     entries += [(label, _list(texts)) for label, texts in lists if texts]
-    parts = [part for label, text in entries for part in (element("dt", label), element("dd", text))]
-    return element("dl", *parts, class_="grounds")
+    items = [item for label, text in entries for item in (element("dt", label), element("dd", text))]
+    return element("dl", *items, class_="grounds")
 
 
 def _list(texts: Sequence[str]) -> Html:
@@ -208,33 +208,34 @@ def _plot_functions(run: Run) -> Iterator[Callable[..., Html]]:
         yield partial(roc_plot, run.estimate.roc)
 
 
-def _diagnosis(run: Run, found: Diagnosis) -> Html:
-    flagged = {one.name for one in found.findings}
+def _diagnosis(run: Run, diagnosis: Diagnosis) -> Html:
+    flagged = {finding.name for finding in diagnosis.findings}
     rows = [
-        (one.name, f"{one.p_value:.2g}", "finding" if one.name in flagged else "") for one in found.checks
+        (check.name, f"{check.p_value:.2g}", "finding" if check.name in flagged else "")
+        for check in diagnosis.checks
     ]
-    parts = [element("h3", "Diagnostics"), element("p", " ".join(diagnosis_sentences(run, found)))]
-    if found.findings:
-        parts.append(_list([f"{one.name}: {one.sentence}" for one in found.findings]))
-    parts += [element("p", f"Note: {note}") for note in found.notes]
+    elements = [element("h3", "Diagnostics"), element("p", " ".join(diagnosis_sentences(run, diagnosis)))]
+    if diagnosis.findings:
+        elements.append(_list([f"{finding.name}: {finding.sentence}" for finding in diagnosis.findings]))
+    elements += [element("p", f"Note: {note}") for note in diagnosis.notes]
     tests = table(("test", "p-value", ""), rows, label="All tests")
-    parts.append(element("details", element("summary", "Data: all tests"), tests))
-    return element("div", *parts, class_="part")
+    elements.append(element("details", element("summary", "Data: all tests"), tests))
+    return element("div", *elements, class_="part")
 
 
 def _settings(run: Run) -> Html | None:
     """Return facts about the training run; its configuration and provenance are long, hence collapsed."""
-    parts: list[Html] = []
+    elements: list[Html] = []
     if run.facts:
-        parts += [element("h3", "Training"), _lines(run.facts)]
+        elements += [element("h3", "Training"), _lines(run.facts)]
     if run.settings:
         folded = element("summary", element("h3", "Configuration"))
-        parts.append(element("details", folded, _lines(run.settings)))
+        elements.append(element("details", folded, _lines(run.settings)))
     origin = provenance_lines(run)
     if origin:
         folded = element("summary", element("h3", "Provenance"))
-        parts.append(element("details", folded, _lines(origin)))
-    return element("div", joined(parts), class_="part") if parts else None
+        elements.append(element("details", folded, _lines(origin)))
+    return element("div", joined(elements), class_="part") if elements else None
 
 
 def _lines(lines: Mapping[str, str]) -> Html:

@@ -204,21 +204,23 @@ def _ends_at(course: Trajectory, bound: Bound) -> bool:
 def _trajectory_values(trajectory: Trajectory) -> dict[str, Any]:
     points = trajectory.points
     return {
-        "num_done": [one.num_done for one in points],
-        "epsilon": [plain(one.epsilon) for one in points],
-        "estimate": [plain(one.estimate) for one in points],
-        "upper": [plain(one.upper) for one in points],
+        "num_done": [point.num_done for point in points],
+        "epsilon": [plain(point.epsilon) for point in points],
+        "estimate": [plain(point.estimate) for point in points],
+        "upper": [plain(point.upper) for point in points],
         "confidence": trajectory.confidence,
     }
 
 
 def drawable(bound: Bound) -> TradeOff | None:
     """Return the trade-off of a stored bound; None if it is unknown or slow to draw."""
-    found = bound.tradeoff
-    if not isinstance(found, _DRAWN):
+    tradeoff = bound.tradeoff
+    if not isinstance(tradeoff, _DRAWN):
         return None
-    is_long = isinstance(found, SubsampledGaussian) and (found.num_steps > _MOST_STEPS or found.num_lines)
-    return None if is_long else found
+    is_long = isinstance(tradeoff, SubsampledGaussian) and (
+        tradeoff.num_steps > _MOST_STEPS or tradeoff.num_lines
+    )
+    return None if is_long else tradeoff
 
 
 def rebuilt_hypothesis(
@@ -233,8 +235,8 @@ def rebuilt_hypothesis(
         return None
     try:
         claim = Claim.dpsgd(noise_multiplier=noise, sample_rate=rate, num_steps=int(steps), delta=delta)
-        found = claim.hypothesis(tradeoff)
+        hypothesis = claim.hypothesis(tradeoff)
     except InputError:
         return None
     # another claim would need another plot
-    return found if math.isclose(found.parameter, claimed, rel_tol=1e-6) else None
+    return hypothesis if math.isclose(hypothesis.parameter, claimed, rel_tol=1e-6) else None

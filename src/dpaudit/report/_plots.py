@@ -77,19 +77,19 @@ def scores_plot(scores: Histogram, *, wide: bool = False) -> Html:
 def trajectory_plot(run: Run, trajectory: Trajectory, *, wide: bool = False) -> Html:
     """Draw the live bound of a run with its band, the estimate, and the claim."""
     points, claimed = trajectory.points, number(run.claim.epsilon)
-    steps = [float(one.num_done) for one in points]
-    lower, upper = [one.epsilon for one in points], [one.upper for one in points]
+    steps = [float(point.num_done) for point in points]
+    lower, upper = [point.epsilon for point in points], [point.upper for point in points]
     tips = [
-        f"{run.counted} {one.num_done:,}\nepsilon >= {number(one.epsilon)}\n"
-        f"estimate {number(one.estimate)}, band up to {number(one.upper)}\nclaim {claimed}"
-        for one in points
+        f"{run.counted} {point.num_done:,}\nepsilon >= {number(point.epsilon)}\n"
+        f"estimate {number(point.estimate)}, band up to {number(point.upper)}\nclaim {claimed}"
+        for point in points
     ]
     canvas = _bounds_canvas([trajectory], run.claim.epsilon, (steps[0], steps[-1]))
     picture = canvas.svg(
         canvas.axes(f"{run.counted}s", "epsilon"),
         canvas.inside(
             canvas.area(steps, lower, upper, "area band"),
-            canvas.line(steps, [one.estimate for one in points], "line estimate"),
+            canvas.line(steps, [point.estimate for point in points], "line estimate"),
             canvas.line(steps, lower, "line bound"),
         ),
         canvas.horizontal(run.claim.epsilon, "line claim"),
@@ -104,7 +104,8 @@ def trajectory_plot(run: Run, trajectory: Trajectory, *, wide: bool = False) -> 
     )
     header = (f"{run.counted}s", "lower bound", "estimate", "top of the band")
     rows = [
-        (f"{one.num_done:,}", number(one.epsilon), number(one.estimate), number(one.upper)) for one in points
+        (f"{point.num_done:,}", number(point.epsilon), number(point.estimate), number(point.upper))
+        for point in points
     ]
     numbers = table(header, rows, words=0, label="Lower bound over time, as a table")
     return figure(
@@ -133,7 +134,7 @@ def comparison_plot(runs: Sequence[Run]) -> Html | None:
     names = [run.name for run, _ in live[: len(_DASHES)]]
     trajectories = [trajectory for _, trajectory in live[: len(_DASHES)]]
     claims = sorted({run.claim.epsilon for run, _ in live[: len(_DASHES)]})
-    percents = _percents(max(trajectories, key=lambda one: len(one.points)))
+    percents = _percents(max(trajectories, key=lambda trajectory: len(trajectory.points)))
     bounds = [[_bound_at(trajectory, percent) for trajectory in trajectories] for percent in percents]
     tips = [
         "\n".join([f"{percent:.0f} % of observations", *map("{}: epsilon >= {}".format, names, row)])
@@ -143,7 +144,9 @@ def comparison_plot(runs: Sequence[Run]) -> Html | None:
     picture = canvas.svg(
         canvas.axes("observations, %", "epsilon"),
         *(
-            canvas.line(_percents(trajectory), [one.epsilon for one in trajectory.points], f"line run {dash}")
+            canvas.line(
+                _percents(trajectory), [point.epsilon for point in trajectory.points], f"line run {dash}"
+            )
             for trajectory, dash in zip(trajectories, _DASHES, strict=False)
         ),
         *(canvas.horizontal(claim, "line claim") for claim in claims),
@@ -165,18 +168,18 @@ def comparison_plot(runs: Sequence[Run]) -> Html | None:
 
 def _bound_at(trajectory: Trajectory, percent: float) -> str:
     points = zip(trajectory.points, _percents(trajectory), strict=True)
-    return number(next(one.epsilon for one, made in points if made >= percent - 1e-9))
+    return number(next(point.epsilon for point, reached in points if reached >= percent - 1e-9))
 
 
 def _percents(trajectory: Trajectory) -> list[float]:
     """Return the points of a trajectory as percentages of all its observations."""
     last = trajectory.points[-1].num_done
-    return [100 * one.num_done / last for one in trajectory.points]
+    return [100 * point.num_done / last for point in trajectory.points]
 
 
 def _bounds_canvas(trajectories: Sequence[Trajectory], claim: float, across: tuple[float, float]) -> Canvas:
     """Return a canvas that fits bounds and claims; bands may exceed it."""
-    heights = [one.epsilon for trajectory in trajectories for one in trajectory.points]
+    heights = [point.epsilon for trajectory in trajectories for point in trajectory.points]
     heights += [*(trajectory.points[-1].estimate for trajectory in trajectories), claim]
     top = max((height for height in heights if math.isfinite(height)), default=1.0) or 1.0
     return Canvas.of(across, (0.0, 1.25 * top), counts=True)
@@ -243,8 +246,8 @@ class TradeoffPlot:
         # one point beyond either edge, so that lines reach it
         inside = (plane.fpr >= canvas.x.low) & (plane.fpr <= canvas.x.high)
         first, last = np.flatnonzero(inside)[[0, -1]]
-        kept = slice(max(first - 1, 0), last + 2)
-        xs, claimed, bound = plane.fpr[kept], plane.claimed[kept], plane.bound[kept]
+        window = slice(max(first - 1, 0), last + 2)
+        xs, claimed, bound = plane.fpr[window], plane.claimed[window], plane.bound[window]
         chosen = _evenly(xs.size)
         tips = [
             f"at a false positive rate of {number(xs[i])}\nclaimed: false negative rate >= "
@@ -347,7 +350,7 @@ def _evenly(size: int) -> IntArray:
 def methods_plot(run: Run) -> Html:
     """Draw one bar per method: every epsilon within it is refuted. The verdict's own bound comes first."""
     claimed, methods = run.claim.epsilon, [run.verdict_bound, *run.methods]
-    bars = [(one, one.claim_epsilon) for one in methods if one.claim_epsilon is not None]
+    bars = [(method, method.claim_epsilon) for method in methods if method.claim_epsilon is not None]
     ends = [end for end in (*(end for _, end in bars), claimed) if math.isfinite(end)]
     height = _TOP + _BAR_HEIGHT * len(bars) + _AXIS
     canvas = Canvas(
@@ -357,9 +360,9 @@ def methods_plot(run: Run) -> Html:
     )
     picture = canvas.svg(
         canvas.x_axis("epsilon", 4),
-        joined(_bar(canvas, one, end, index) for index, (one, end) in enumerate(bars)),
+        joined(_bar(canvas, method, end, index) for index, (method, end) in enumerate(bars)),
         canvas.vertical(claimed, "line claim"),
-        joined(_bar_tip(one, end, index) for index, (one, end) in enumerate(bars)),
+        joined(_bar_tip(method, end, index) for index, (method, end) in enumerate(bars)),
         label="Lower bounds of all methods",
     )
     kinds = ((f"area {kind}", str(kind)) for kind in Kind)
@@ -369,7 +372,7 @@ def methods_plot(run: Run) -> Html:
         f"Lower bounds on epsilon from the same scores, each with its own error rate. {meanings} Of "
         "these, the verdict rests on the first bar alone."
     )
-    rows = [method_row(one) for one in methods]
+    rows = [method_row(method) for method in methods]
     numbers = table(METHODS_HEADER, rows, words=3, label="Lower bounds of all methods, as a table")
     return figure("All methods", text, picture, numbers, keys=keys, wide=True)
 

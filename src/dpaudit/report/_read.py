@@ -131,7 +131,7 @@ def _require_no_demo(folder: Path, values: Mapping[str, Any]) -> None:
     """Raise for the directory of a demo, whose runs are in subdirectories."""
     if "schema_version" in values or not isinstance(values.get("trainings"), list):
         return
-    inner = sorted(str(one.parent) for one in folder.glob("*/result.json"))
+    inner = sorted(str(path.parent) for path in folder.glob("*/result.json"))
     runs = f"its runs are {', '.join(inner[:_MOST_NAMES])}" if inner else "it no longer contains any run"
     raise InputError(f"Expected {folder} to be the directory of a run, got that of dpaudit demo; {runs}.")
 
@@ -194,22 +194,22 @@ def _diagnosis(values: Mapping[str, Any]) -> Diagnosis:
         confidence=number(values, "confidence", high=1.0),
         checks=tuple(
             Check(
-                name=_text(one, "name"),
-                p_value=number(one, "p_value", high=1.0),
+                name=_text(test, "name"),
+                p_value=number(test, "p_value", high=1.0),
                 sentence="",
-                estimate=_estimate(one),
+                estimate=_estimate(test),
             )
-            for one in _items(values, "tests", Mapping)
+            for test in _items(values, "tests", Mapping)
         ),
         findings=tuple(
             Finding(
-                name=_text(one, "name"),
-                p_value=number(one, "p_value", high=1.0),
-                adjusted=number(one, "adjusted", high=LARGEST),
-                sentence=_text(one, "sentence"),
-                estimate=_estimate(one),
+                name=_text(finding, "name"),
+                p_value=number(finding, "p_value", high=1.0),
+                adjusted=number(finding, "adjusted", high=LARGEST),
+                sentence=_text(finding, "sentence"),
+                estimate=_estimate(finding),
             )
-            for one in _items(values, "findings", Mapping)
+            for finding in _items(values, "findings", Mapping)
         ),
         notes=tuple(_items(values, "notes", str)),
         assumptions=tuple(_items(values, "assumptions", str)),
@@ -272,11 +272,11 @@ def _sentence(verdict: Verdict, refuted: tuple[str, ...] | None, stored: str) ->
 
 def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield labeled facts about the training run."""
-    known = {key for key, value in values.items() if value is not None}
+    available = {key for key, value in values.items() if value is not None}
     for key in ("mode", "threat_model"):
-        if key in known:
+        if key in available:
             yield key.replace("_", " "), _text(values, key)
-    if {"num_done", "num_steps"} <= known:
+    if {"num_done", "num_steps"} <= available:
         early = ", stopped at the first violation" if values.get("stopped_early") is True else ""
         yield "steps", f"{number(values, 'num_done'):,.0f} of {number(values, 'num_steps'):,.0f}{early}"
     for key, label, form in (
@@ -286,9 +286,9 @@ def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("sample_rate", "sample rate", ".6g"),
         ("accuracy", "test accuracy", ".3f"),
     ):
-        if key in known:
+        if key in available:
             yield label, f"{number(values, key):{form}}"
-    if "timing" in known and _section(values, "timing").get("training_seconds") is not None:
+    if "timing" in available and _section(values, "timing").get("training_seconds") is not None:
         yield "training took", f"{number(_section(values, 'timing'), 'training_seconds'):,.1f} s"
 
 
@@ -316,8 +316,8 @@ def _observations(folder: Path, *, paired: bool) -> tuple[Observations | None, s
     """
     try:
         require_moderate_sum(folder, [folder / f"{name}.npy" for name in SCORE_FILES])
-        found = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in SCORE_FILES.items()}
-        scores, present, with_canary, without_canary, ratios = found.values()
+        arrays = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in SCORE_FILES.items()}
+        scores, present, with_canary, without_canary, ratios = arrays.values()
         if scores is not None and present is not None:
             return Observations.from_presence(scores, present, paired=paired), "step"
         if with_canary is not None and without_canary is not None:
@@ -349,10 +349,10 @@ def _checked(value: Any, path: str = "", depth: int = 0) -> Any:
     if depth > _DEEPEST:
         raise _refused(path, f"to have at most {_DEEPEST} levels", value)
     if isinstance(value, Mapping):
-        inside = {key: _checked(one, f"{path}.{key}".lstrip("."), depth + 1) for key, one in value.items()}
-        return {printable(key[:_LONGEST_TEXT]): one for key, one in inside.items()}
+        inside = {key: _checked(item, f"{path}.{key}".lstrip("."), depth + 1) for key, item in value.items()}
+        return {printable(key[:_LONGEST_TEXT]): item for key, item in inside.items()}
     if isinstance(value, list):
-        return [_checked(one, f"{path}.{index}", depth + 1) for index, one in enumerate(value)]
+        return [_checked(item, f"{path}.{index}", depth + 1) for index, item in enumerate(value)]
     if isinstance(value, str):
         if len(value) > _LONGEST_TEXT:
             raise _refused(path, f"to be a string of at most {_LONGEST_TEXT:,} characters", value)
@@ -385,7 +385,7 @@ def _items(values: Mapping[str, Any], key: str, kind: type) -> list[Any]:
     value = values.get(key)
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
         raise _refused(key, f"to be a list of {'strings' if kind is str else 'objects'}", value)
     return value
 

@@ -48,7 +48,7 @@ class ClaimSummary:
             "epsilon": plain(self.epsilon),
             "delta": self.delta,
             "parameter": plain(self.parameter),
-            "parts": [part.to_dict() for part in self.parts],
+            "parts": [component.to_dict() for component in self.parts],
         }
 
 
@@ -208,8 +208,8 @@ class Run:
         keys = ("name", "p_value", "adjusted", "sentence")
         return {
             "confidence": diagnosis.confidence,
-            "tests": [{"name": one.name, "p_value": one.p_value} for one in diagnosis.checks],
-            "findings": [{key: getattr(one, key) for key in keys} for one in diagnosis.findings],
+            "tests": [{"name": check.name, "p_value": check.p_value} for check in diagnosis.checks],
+            "findings": [{key: getattr(finding, key) for key in keys} for finding in diagnosis.findings],
             "likely_causes": list(self.likely_causes),
             "notes": list(diagnosis.notes),
             "assumptions": list(diagnosis.assumptions),
@@ -309,7 +309,7 @@ def summary(run: Run) -> list[tuple[str, str]]:
     )
     tests = "not run"
     if run.diagnosis is not None:
-        names = ", ".join(one.name for one in run.diagnosis.findings)
+        names = ", ".join(finding.name for finding in run.diagnosis.findings)
         tests = f"flagged by {names}" if names else "no findings"
     kind = f"{run.bound.kind}: {run.bound.kind.meaning}"
     estimates = [] if run.estimate is None else run.estimate.lines(brief=False)
@@ -376,7 +376,7 @@ def _formatted(value: object) -> str:
     if isinstance(value, list):
         text = ", ".join(map(_formatted, value[:50]))
     elif isinstance(value, Mapping):
-        text = "; ".join(f"{key} {_formatted(one)}" for key, one in value.items())
+        text = "; ".join(f"{key} {_formatted(item)}" for key, item in value.items())
     elif isinstance(value, bool):
         text = "yes" if value else "no"
     else:
@@ -392,6 +392,8 @@ def printable(text: str) -> str:
     """
     hidden = ("Cc", "Cf", "Cs")  # control, format, surrogate
     return "".join(
-        one if one in "\n\t" or unicodedata.category(one) not in hidden else "\N{REPLACEMENT CHARACTER}"
-        for one in text
+        character
+        if character in "\n\t" or unicodedata.category(character) not in hidden
+        else "\N{REPLACEMENT CHARACTER}"
+        for character in text
     )

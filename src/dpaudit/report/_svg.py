@@ -26,7 +26,8 @@ class AxisScale:
     def __call__(self, value: float) -> float:
         """Return the coordinate of a number; a distant or infinite number is drawn just outside."""
         low, high, at = (
-            math.log(max(one, 1e-300)) if self.log else one for one in (self.low, self.high, value)
+            math.log(max(quantity, 1e-300)) if self.log else quantity
+            for quantity in (self.low, self.high, value)
         )
         share = min(max((at - low) / (high - low), -1.0), 2.0)
         return self.start + share * (self.end - self.start)
@@ -150,7 +151,7 @@ class Canvas:
 
     def strips(self, xs: Sequence[float], tips: Sequence[str]) -> Html:
         """Add one hover target around each x, with its tip."""
-        middles = [(self.x(one) + self.x(other)) / 2 for one, other in pairwise(xs)]
+        middles = [(self.x(left) + self.x(right)) / 2 for left, right in pairwise(xs)]
         edges = [self.x.start, *middles, self.x.end]
         return joined(
             element(
@@ -216,11 +217,17 @@ def _swatch(mark: str) -> Html:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1, label: str) -> Html:
     """Return a table; its first ``words`` columns are aligned left, numbers right."""
     classes = [None if column < words else "number" for column in range(len(header))]
-    heads = [element("th", name, scope="col", class_=one) for name, one in zip(header, classes, strict=True)]
+    heads = [
+        element("th", name, scope="col", class_=class_name)
+        for name, class_name in zip(header, classes, strict=True)
+    ]
     body = [
-        element("tr", *(element("td", cell, class_=one) for cell, one in zip(row, classes, strict=True)))
+        element(
+            "tr",
+            *(element("td", cell, class_=class_name) for cell, class_name in zip(row, classes, strict=True)),
+        )
         for row in rows
     ]
-    made = element("table", element("thead", element("tr", *heads)), element("tbody", joined(body)))
+    content = element("table", element("thead", element("tr", *heads)), element("tbody", joined(body)))
     # wide tables scroll within the page
-    return element("div", made, class_="scroll", tabindex="0", role="region", aria_label=label)
+    return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)

@@ -33,50 +33,50 @@ def write_reproduced(found: Reproduced, folder: Path) -> list[Path]:
     return paths
 
 
-def _csv(found: Reproduced) -> str:
+def _csv(reproduced: Reproduced) -> str:
     """Return all rows as CSV, with a column for each name that occurs in any of them."""
-    names = list(dict.fromkeys(name for row in found.rows for name in row))
+    names = list(dict.fromkeys(name for row in reproduced.rows for name in row))
     file = io.StringIO()
     writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found.rows)
+    writer.writerows(reproduced.rows)
     return file.getvalue()
 
 
-def _drawn(found: Reproduced) -> dict[str, bytes]:
+def _drawn(reproduced: Reproduced) -> dict[str, bytes]:
     files = {name: io.BytesIO() for name in _FORMATS}
-    draw_picture(found.picture, {**files})
+    draw_picture(reproduced.picture, {**files})
     return {name: file.getvalue() for name, file in files.items()}
 
 
-def _page(found: Reproduced) -> str:
+def _page(reproduced: Reproduced) -> str:
     """Return a page with the paper's result, the tables, the kinds of bounds, and the settings."""
-    figure = found.figure
+    figure = reproduced.figure
     blocks = [
         f"# {figure.title}",
         figure.paper,
         f"![{figure.title}]({figure.name}.svg)",
-        *(f"**{table.title}**\n\n{_grid(table.header, table.rows)}" for table in found.tables),
-        *_kinds(found),
-        *found.remarks,
-        _provenance(found),
+        *(f"**{table.title}**\n\n{_grid(table.header, table.rows)}" for table in reproduced.tables),
+        *_kinds(reproduced),
+        *reproduced.remarks,
+        _provenance(reproduced),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-def _kinds(found: Reproduced) -> list[str]:
-    rows = [(method, rule, kind, Kind(kind).meaning) for (method, rule), kind in found.kinds.items()]
+def _kinds(reproduced: Reproduced) -> list[str]:
+    rows = [(method, rule, kind, Kind(kind).meaning) for (method, rule), kind in reproduced.kinds.items()]
     if not rows:
         return []
     return ["**Which numbers are sound**", _grid(("method", "threshold", "kind", "meaning"), rows)]
 
 
-def _provenance(found: Reproduced) -> str:
-    settings = ", ".join(f"{name} = {value}" for name, value in found.settings.items())
-    data = f" Data: {', '.join(found.data)}." if found.data else ""
-    chosen = f" {_CHOSEN}" if found.data and found.scale is Scale.PAPER else ""
+def _provenance(reproduced: Reproduced) -> str:
+    settings = ", ".join(f"{name} = {value}" for name, value in reproduced.settings.items())
+    data = f" Data: {', '.join(reproduced.data)}." if reproduced.data else ""
+    chosen = f" {_CHOSEN}" if reproduced.data and reproduced.scale is Scale.PAPER else ""
     return (
-        f"Scale {found.scale}, seed {found.seed}, {found.seconds:.0f} seconds for all cells. "
+        f"Scale {reproduced.scale}, seed {reproduced.seed}, {reproduced.seconds:.0f} seconds for all cells. "
         f"Settings: {settings}.{data}{chosen}"
     )
 
