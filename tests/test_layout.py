@@ -23,9 +23,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MOST_FILES = 231
 MOST_LINES_IN_ALL = 52_800
 MOST_CONSTANTS = 600
-MOST_COMPLEX_FUNCTIONS = 26
+MOST_COMPLEX_FUNCTIONS = 19
 MOST_PRIVATE_IMPORTS = 48
-MOST_CONTENTLESS_NAMES = 0.022
+MOST_CONTENTLESS_NAMES = 0.001
 MOST_LINES = 450
 FEWEST_LINES = 120  # of a private module that only one other imports
 # words that mean the same in every sibling
@@ -44,6 +44,7 @@ SHORT_MODULES = {
     "dpaudit.cli._app": "gathers the commands, and nothing else",
     "dpaudit.cli._report_command": "one module a command",
     "dpaudit.cli._verify_command": "one module a command",
+    "dpaudit.observers.opacus._clipping_norms": "the clipping norms of a run, apart from its sums",
     "dpaudit.stats._coverage": "what make soundness simulates, apart from what it tests",
 }
 # concrete classes that others extend

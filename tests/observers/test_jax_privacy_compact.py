@@ -11,7 +11,6 @@ from jax_runs import FAULTS, INPUTS, TARGETS, private, start, train
 
 import dpaudit
 from dpaudit.canaries import CanaryPlan
-from dpaudit.observers import _step_recorder
 from dpaudit.observers.jax_privacy import _observer, observe
 from dpaudit.observers.jax_privacy._clipping import JaxClip, function_of
 
@@ -104,9 +103,7 @@ def test_only_the_code_of_the_library_itself_gets_compact_rows(monkeypatch):
 
 def test_there_are_as_many_canaries_as_parameters_up_to_1024_and_64_if_they_need_full_rows(monkeypatch):
     drawn = []
-    monkeypatch.setattr(
-        _step_recorder, "CanaryPlan", lambda *args: drawn.append(args[1]) or CanaryPlan(*args)
-    )
+    monkeypatch.setattr(_session, "CanaryPlan", lambda *args: drawn.append(args[1]) or CanaryPlan(*args))
 
     def number(**observer):
         jax.eval_shape(observe(*private(), seed=0, **observer).grad_fn, start(), BATCH)

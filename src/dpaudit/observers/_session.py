@@ -1,21 +1,34 @@
-"""One audit of one training run: what every observer needs, whatever library trains the model.
+"""One audit of one training run: what observers need, whatever library trains the model.
 
 A :class:`Library` knows where a framework clips, sums and adds noise. An :class:`AuditSession` has the rest:
 which canaries are present in a step, the recorder with its checks, and when the observer is installed. A
 ``with`` block or :meth:`AuditSession.start` and :meth:`AuditSession.stop` enclose the steps to audit.
+:class:`LaidOutCanaries` draws the canaries of each step once the parameters are known, and
+:class:`StepRecorder` assembles the recorder and its checks.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import TracebackType
-from typing import Generic, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
+
+import numpy as np
 
 from dpaudit._types import BoolArray
 from dpaudit.accounting import Claim
-from dpaudit.canaries import CanaryPlan, Directions, GradientCanary, Mixture, ParameterLayout, fresh_seed
+from dpaudit.canaries import (
+    CanaryPlan,
+    Directions,
+    GradientCanary,
+    InputCanary,
+    Mixture,
+    ParameterLayout,
+    fresh_seed,
+)
 from dpaudit.diagnostics import BatchRecord, NoiseCheck, ObservedStep, RunCheck, SumRecord
 from dpaudit.errors import InputError
 from dpaudit.recording import (
@@ -111,44 +124,143 @@ class Library(Protocol):
         """Return a block in which each step has its canaries, and is passed to ``audited.observe``."""
 
 
-class AuditedSteps:
-    """The canaries and the recorder of a session, which a library asks in every step.
+class LaidOutCanaries:
+    """The gradient canaries of all steps, on parameters that are known from the first gradient on.
 
-    The directions of canaries are drawn once for each variant and kept.
+    ``num_canaries`` may be None until then.
     """
 
-    def __init__(self, plan: CanaryPlan, layout: Callable[[], ParameterLayout]) -> None:
-        self.plan, self._layout = plan, layout
+    def __init__(self, canary: GradientCanary, num_canaries: int | None, seed: int) -> None:
+        self.canary, self.is_number_known = canary, num_canaries is not None
+        self.draws = CanaryPlan(canary, 1 if num_canaries is None else num_canaries, seed)
+        self.eps = 0.0
+        """The relative precision of gradients."""
+        self._layout: ParameterLayout | None = None
         self._directions: dict[int, Directions] = {}
-        self.recorder: Recorder
+
+    def choose_number(self, num_canaries: int) -> None:
+        """Set the number of canaries."""
+        self.draws, self.is_number_known = CanaryPlan(self.canary, num_canaries, self.draws.seed), True
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """The named parameters of a gradient; none before the first."""
+        return ParameterLayout((), ()) if self._layout is None else self._layout
+
+    def lay_out(self, layout: ParameterLayout) -> None:
+        """Lay the canaries out on the parameters of a gradient; raise if the first one had others."""
+        if self._layout is None:
+            self._layout = layout
+        require_same_parameters(self._layout, layout)
+
+    def directions(self, index: int) -> Directions:
+        """Return the directions of a step's canaries."""
+        variant = self.canary.variant(index)
+        if variant not in self._directions:
+            if self.canary.moving:
+                self._directions.clear()
+            self._directions[variant] = self.draws.directions(index, self.layout)
+        return self._directions[variant]
+
+    def observed(self) -> ObservedCanaries:
+        """Return the canaries for tests of what arrives of them."""
+        return ObservedCanaries(self.canary, self.directions, lambda: self.layout, lambda: self.eps)
+
+
+def require_same_parameters(first: ParameterLayout, layout: ParameterLayout) -> None:
+    """Raise if a gradient has other parameters than the first one, as after unfreezing a layer."""
+    if (layout.names, layout.shapes) != (first.names, first.shapes):
+        raise InputError(
+            f"Expected gradients with {first.num_parameters:,} entries in every step, in the same "
+            f"{len(first.names)} arrays, got {layout.num_parameters:,} in {len(layout.names)} arrays: were "
+            "layers frozen or unfrozen? Call observe() once for each phase of the training run, after the "
+            "change."
+        )
+
+
+class StepRecorder:
+    """The recorder of a training run and the checks of its sums and batches.
+
+    A step that is not finite ends the recording with a warning; what was recorded before can be audited.
+    """
+
+    def __init__(
+        self,
+        canary: GradientCanary | InputCanary,
+        read: Callable[[], DPSGDParams],
+        claimed: DPSGDParams,
+        *,
+        batches: BatchRecord,
+        claim: Claim | None = None,
+        checks: Sequence[RunCheck] = (),
+        facts: Callable[[], TrainingInfo],
+        **options: Any,
+    ) -> None:
+        self.batches, self.is_over = batches, False
+        self.recorder = Recorder(
+            claim=ReadClaim(read, claimed) if claim is None else claim,
+            num_steps=claimed.num_steps,
+            signal=min(canary.scale, 1.0) if isinstance(canary, GradientCanary) else 1.0,
+            facts=facts,
+            checks=[NoiseCheck(), SumRecord(), batches, *checks],
+            **options,
+        )
 
     @property
     def index(self) -> int:
-        """The number of the step in progress."""
+        """The number of the current step."""
         return self.recorder.num_done
+
+    def note_not_covered(self, sentence: str) -> None:
+        """Add a sentence to what the recorder does not cover, once."""
+        if sentence not in self.recorder.not_covered:
+            self.recorder.not_covered += (sentence,)
+
+    def record(self, step: ObservedStep) -> None:
+        """Record a step, or end the recording if it is not finite."""
+        if np.isfinite(step.scores).all() and np.isfinite(step.released).all():
+            self.recorder.observe(step)
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """Record no further step: the training run may continue, but its gradients reveal nothing more."""
+        self.is_over = True
+        overflow = ", or a norm overflows, as in half precision, for canaries of 1e6 clipping norms"
+        gap = (
+            f"steps from step {self.index} on are not audited: its gradients are not finite, so the training "
+            f"run diverged{'' if self.index else overflow}"
+        )
+        self.recorder.not_covered += (gap,)
+        warnings.warn(f"The audit ends: {gap}.", stacklevel=2)
+
+
+class AuditedSteps:
+    """The canaries and the recorder of a session, which a library asks in every step."""
+
+    def __init__(self, library: Library, canaries: LaidOutCanaries, steps: StepRecorder) -> None:
+        self._library, self._canaries, self._steps = library, canaries, steps
+
+    @property
+    def plan(self) -> CanaryPlan:
+        """The random choices of the audit, and its kind of canary."""
+        return self._canaries.draws
 
     @property
     def present(self) -> BoolArray:
         """Which canaries are present in the step in progress."""
-        return self.plan.coins(self.index)
+        return self.plan.coins(self._steps.index)
 
     @property
     def directions(self) -> Directions:
         """The directions of the canaries of the step in progress."""
-        return self.directions_of(self.index)
-
-    def directions_of(self, index: int) -> Directions:
-        """Return the directions of the canaries of any step."""
-        variant = self.plan.canary.variant(index)
-        if variant not in self._directions:
-            if self.plan.canary.moving:
-                self._directions.clear()
-            self._directions[variant] = self.plan.directions(index, self._layout())
-        return self._directions[variant]
+        self._canaries.lay_out(self._library.layout)
+        return self._canaries.directions(self._steps.index)
 
     def observe(self, step: ObservedStep) -> None:
         """Record the step in progress."""
-        self.recorder.observe(step)
+        if not self._steps.is_over:
+            self._steps.record(step)
 
 
 @session
@@ -177,23 +289,24 @@ def observe_library(
     ``checks`` are tested besides those of noise, sums and batches. The other arguments are as for the
     observers of supported libraries.
     """
-    audited = AuditedSteps(CanaryPlan(canary, num_canaries, fresh_seed(seed)), lambda: library.layout)
-    passed_params = DPSGDParams(
-        noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
-    )
-    audited.recorder = Recorder(
-        claim=ReadClaim(library.claimed, passed_params) if claim is None else claim,
-        num_steps=num_steps,
+    canaries = LaidOutCanaries(canary, num_canaries, fresh_seed(seed))
+    steps = StepRecorder(
+        canary,
+        library.claimed,
+        DPSGDParams(
+            noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
+        ),
+        claim=claim,
+        batches=BatchRecord(),
+        checks=checks,
+        facts=lambda: TrainingInfo(canary=canary, max_grad_norm=max_grad_norm),
+        not_covered=not_covered,
         confidence=confidence,
         tests=tests,
         every=every,
         callbacks=callbacks,
-        checks=[NoiseCheck(), SumRecord(), BatchRecord(), *checks],
-        not_covered=not_covered,
-        signal=min(canary.scale, 1.0),
-        facts=lambda: TrainingInfo(canary=canary, max_grad_norm=max_grad_norm),
         num_canaries=num_canaries,
-        canaries=ObservedCanaries(canary, audited.directions_of, lambda: library.layout),
+        canaries=canaries.observed(),
     )
-    with library.install(audited):
-        yield audited.recorder
+    with library.install(AuditedSteps(library, canaries, steps)):
+        yield steps.recorder

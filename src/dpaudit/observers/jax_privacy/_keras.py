@@ -12,8 +12,7 @@ import jax_privacy
 from dpaudit import _validate
 from dpaudit.canaries import GradientCanary, Mixture, fresh_seed
 from dpaudit.errors import InputError
-from dpaudit.observers._session import session
-from dpaudit.observers._step_recorder import LaidOutCanaries, StepRecorder
+from dpaudit.observers._session import LaidOutCanaries, StepRecorder, session
 from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
 from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserver
 from dpaudit.observers.jax_privacy._step_callbacks import StepBarrier, StepCallbacks, observed_batches

@@ -17,7 +17,7 @@ from dpaudit import _validate
 from dpaudit.canaries import CanaryCoins, GradientCanary, InputCanary, Mixture, fresh_seed, refuse_held_out
 from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.errors import InputError
-from dpaudit.observers._step_recorder import LaidOutCanaries, StepRecorder
+from dpaudit.observers._session import LaidOutCanaries, StepRecorder
 from dpaudit.observers.jax_privacy._canaries import Given, HeldOutArrays, require_examples
 from dpaudit.observers.jax_privacy._clipping import require_unmarked
 from dpaudit.observers.jax_privacy._input_observer import InputInsertion

@@ -21,7 +21,7 @@ from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.canaries import ParameterLayout
 from dpaudit.errors import InputError
-from dpaudit.observers._step_recorder import LaidOutCanaries, require_same_parameters
+from dpaudit.observers._session import LaidOutCanaries, require_same_parameters
 from dpaudit.observers.jax_privacy._canaries import (
     CompactLeaf,
     JaxCanaryVectors,

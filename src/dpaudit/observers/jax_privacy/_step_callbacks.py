@@ -25,7 +25,7 @@ from dpaudit.canaries import CanaryCoins, CanaryPlan
 from dpaudit.diagnostics import BatchRecord, CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.errors import InputError
-from dpaudit.observers._step_recorder import StepRecorder
+from dpaudit.observers._session import StepRecorder
 from dpaudit.observers.jax_privacy._canaries import flat
 
 NO_GRADIENT = (

@@ -21,8 +21,7 @@ from dpaudit.canaries import GradientCanary, Mixture, ParameterLayout, fresh_see
 from dpaudit.diagnostics import BatchRecord, CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored, replaced
-from dpaudit.observers._session import session
-from dpaudit.observers._step_recorder import LaidOutCanaries, StepRecorder
+from dpaudit.observers._session import LaidOutCanaries, StepRecorder, session
 from dpaudit.observers.tensorflow._clipping import (
     CanaryTape,
     CanaryTensors,
