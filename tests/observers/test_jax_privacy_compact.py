@@ -11,6 +11,7 @@ from jax_runs import FAULTS, INPUTS, TARGETS, private, start, train
 
 import dpaudit
 from dpaudit.canaries import CanaryPlan
+from dpaudit.observers import _session
 from dpaudit.observers.jax_privacy import _observer, observe
 from dpaudit.observers.jax_privacy._clipping import JaxClip, function_of
 
