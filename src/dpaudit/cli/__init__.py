@@ -15,10 +15,6 @@ from dpaudit.cli._exit_status import INCOMPLETE, ExitStatus, exit_on_error
 
 __all__ = ["main"]
 
-_TRAINING = ("run", "demo", "zoo", "reproduce")
-_SWITCH = "DPAUDIT_ENVIRONMENT"  # if the user sets it, nothing is changed
-# by default, waiting OpenMP threads spin and occupy a shared core
-_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
 # By default, glibc returns every large block to the system and requests it again, which makes per-example
 # gradients of large models up to 4 times slower. The variable applies to child processes; in this process,
 # mallopt sets the parameter to an int, where -1 means no limit.
@@ -32,11 +28,13 @@ _ALLOCATOR = {
 def prepare(words: Sequence[str]) -> None:
     """Configure threads and allocator for a command that trains, before numpy and torch are loaded.
 
-    Variables set by the user are left unchanged.
+    Variables set by the user are left unchanged, and so is everything if DPAUDIT_ENVIRONMENT is set.
     """
-    if not words or words[0] not in _TRAINING or _SWITCH in os.environ:
+    trains = bool(words) and words[0] in ("run", "demo", "zoo", "reproduce")
+    if not trains or "DPAUDIT_ENVIRONMENT" in os.environ:
         return
-    for name, value in _THREADS.items():
+    # by default, waiting OpenMP threads spin and occupy a shared core
+    for name, value in (("OMP_WAIT_POLICY", "PASSIVE"), ("OMP_NUM_THREADS", "1")):
         os.environ.setdefault(name, value)  # read by libraries when they are loaded
     mallopt = _mallopt()
     for name, (value, parameter, number) in _ALLOCATOR.items():

@@ -24,7 +24,6 @@ from dpaudit.cli._scores_command import scores
 from dpaudit.cli._verify_command import verify
 from dpaudit.cli._zoo_command import zoo
 
-_PROGRAM = "dpaudit"
 _COMPLETE_VAR = "_DPAUDIT_COMPLETE"  # set by the completion script
 
 
@@ -44,7 +43,7 @@ def completion(*, shell: _Shell, as_json: Json = False) -> None:
 
     For bash, add this line to ~/.bashrc: source <(dpaudit completion bash)
     """
-    script = get_completion_script(prog_name=_PROGRAM, complete_var=_COMPLETE_VAR, shell=shell.value)
+    script = get_completion_script(prog_name="dpaudit", complete_var=_COMPLETE_VAR, shell=shell.value)
     if as_json:
         print_json({"shell": shell.value, "script": script})
     else:

@@ -37,7 +37,6 @@ EXIT_STATUS: Final = {
     Verdict.UNDERPOWERED: UNDERPOWERED,
 }
 _WORDS = "dpaudit.words"  # key of the arguments of the command line
-_GAP = 2  # spaces between the columns of a table
 _UsageError: Any = typer.BadParameter.__base__  # not exported by typer
 
 
@@ -88,7 +87,8 @@ def print_table(console: Console, table: Table) -> None:
 
 def _least_width(table: Table) -> int:
     """Return the width below which a word would be truncated."""
-    return sum(map(_least_column, table.columns)) + _GAP * (len(table.columns) - 1)
+    gaps = 2 * (len(table.columns) - 1)  # two spaces between columns
+    return sum(map(_least_column, table.columns)) + gaps
 
 
 def _least_column(column: Column) -> int:

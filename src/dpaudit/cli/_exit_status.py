@@ -24,7 +24,6 @@ VIOLATION: Final = 1
 BAD_INPUT: Final = 2
 UNDERPOWERED: Final = 3
 INCOMPLETE: Final = 4
-_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 _ALSO = "_dpaudit_values"  # attribute of an exception: finished results to print beside the error
 
 
@@ -93,7 +92,7 @@ def exit_status_of(error: BaseException, words: Sequence[str]) -> int:
     number = _interrupts.requested() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
     if number is None and _is_output_unread(error):
         _discard_output()
-        return _BROKEN_PIPE
+        return 128 + signal.SIGPIPE
     path = None
     if number is not None:
         status, sentence = 128 + number, _interrupted(error, number)

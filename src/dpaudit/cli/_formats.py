@@ -40,13 +40,11 @@ from dpaudit._io import (
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError, MissingExtraError
 
-_SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
 _EXPECTED = "a .npy, .npz, .csv or .parquet file"
 _PRESENCE = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}
 _LONGEST_WORD = 60  # characters of a quoted value
 _MOST_NAMES = 10  # quoted in one message
 _LONGEST_LINE = 1_000_000  # characters
-_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
 _MOST_LINES = 1_000  # lines per row, whose cells may span several
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 # what zipfile and its decompressors raise for damaged files
@@ -67,7 +65,7 @@ def readable(path: Path) -> str:
         if not path.is_file():  # opening a pipe blocks until there is a writer
             raise InputError(f"Expected {_EXPECTED}, but {path} is not a regular file.")
     suffix = path.suffix.lower()
-    if suffix not in _SUFFIXES:
+    if suffix not in (".npy", ".npz", ".csv", ".parquet"):
         raise InputError(f"Expected {_EXPECTED}, got {path}.")
     return suffix
 
@@ -235,7 +233,7 @@ def _with_header(path: Path) -> tuple[list[str] | int, Iterator[_Row]]:
 
 def _require_commas(path: Path, first: list[str], second: list[str]) -> None:
     """Raise if both of the first two rows have another separator: a single name may contain one."""
-    for separator, name in _OTHER_SEPARATORS.items():
+    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
         if len(first) == 1 and separator in first[0] and any(separator in cell for cell in second):
             raise InputError(
                 f"Expected commas between the columns of {path}, got {name} in {_shortened(first[0])}."

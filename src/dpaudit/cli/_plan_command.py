@@ -43,7 +43,6 @@ from dpaudit.stats import (
 
 _METHODS: tuple[Inference, ...] = (ClopperPearson(), JointExact(), Betting())
 _Found = TypeVar("_Found")
-_MORE_CANARIES = (8, 64, 512)
 _EXPECTED = (
     "Expected either a leak to detect (--noise-factor or --true-epsilon) or a size (--observations, or "
     "--steps and --canaries)"
@@ -176,7 +175,7 @@ class PlanOptions:
         if self.canaries is not None:
             return [plan(inference=method, num_canaries=self.canaries) for method in _METHODS]
         single = [plan(inference=method, num_canaries=1) for method in _METHODS]
-        return single + [plan(inference=Betting(), num_canaries=more) for more in _MORE_CANARIES]
+        return single + [plan(inference=Betting(), num_canaries=more) for more in (8, 64, 512)]
 
     def _by_canaries(self, leak: Leak) -> list[Plan]:
         """Plan canaries for the given number of steps, or else for that of the claim."""
@@ -200,19 +199,6 @@ class PlanOptions:
         )
 
 
-_NOTE = (
-    "Canaries are counted per step and side; a step is whatever yields one score per canary. The attack is "
-    "the best one that the mechanism allows, with normalized scores and the threshold at their midpoint. "
-    "ClopperPearson and JointExact pool all scores and assume that they are independent, even within a "
-    "step; Betting proceeds step by step and allows the canaries within a step to be dependent. By default, "
-    "audits use Betting if there are several canaries per step, and JointExact otherwise."
-)
-_TRY = (
-    "Try a larger size (--observations, or --steps and --canaries), or pass a leak with --true-epsilon "
-    "instead of a size to compute how many scores are needed."
-)
-
-
 def print_planned(console: Console, planned: PlanResult) -> None:
     """Print the claim, the leak if one was given, and one row per method."""
     power, confidence = map(_validate.percent, (planned.power, planned.confidence))
@@ -226,7 +212,13 @@ def print_planned(console: Console, planned: PlanResult) -> None:
     console.print()
     print_table(console, _plans(planned.plans) if planned.plans else _leaks(planned.leaks))
     console.print()
-    console.print(_NOTE)
+    console.print(
+        "Canaries are counted per step and side; a step is whatever yields one score per canary. The attack "
+        "is the best one that the mechanism allows, with normalized scores and the threshold at their "
+        "midpoint. ClopperPearson and JointExact pool all scores and assume that they are independent, even "
+        "within a step; Betting proceeds step by step and allows the canaries within a step to be dependent. "
+        "By default, audits use Betting if there are several canaries per step, and JointExact otherwise."
+    )
     if not planned.is_found:
         console.print()
         console.print(_nothing(planned))
@@ -274,7 +266,11 @@ def _leaks(leaks: tuple[MethodLeak, ...]) -> Table:
 def _nothing(planned: PlanResult) -> str:
     if planned.leaks:
         power = _validate.percent(planned.power)
-        return f"This size does not detect twice the claimed epsilon with {power} probability. {_TRY}"
+        return (
+            f"This size does not detect twice the claimed epsilon with {power} probability. "
+            "Try a larger size (--observations, or --steps and --canaries), or pass a leak with "
+            "--true-epsilon instead of a size to compute how many scores are needed."
+        )
     return "No method detects this leak within the sizes that were tried."
 
 

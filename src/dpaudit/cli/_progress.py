@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # need torch, which is imported when the command is called
     from dpaudit.experiments import Running
 
 
-_LINES = 10  # lines per training run, without a terminal
 _PAUSE = 10.0  # seconds between lines within a part of the work, without a terminal
 
 
@@ -144,7 +143,7 @@ class _Speed:
 
 
 def _tenth(num_done: int, num_all: int) -> int:
-    return num_done * _LINES // num_all
+    return num_done * 10 // num_all
 
 
 def _bar(console: Console) -> Progress:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:  # imported when the command is called, so that the others sta
     from dpaudit.experiments.trials import Processes
 
 
-_WORDS = frozenset({"method", "lines", "canary", "kind"})  # columns that are not wrapped
-
-
 def print_reproduced(console: Console, reproduced: Reproduced, files: Sequence[Path]) -> None:
     """Print the tables, the methods that are not sound, and the paths of the files."""
     data = f", data {', '.join(reproduced.data)}" if reproduced.data else ""
@@ -35,7 +32,7 @@ def print_reproduced(console: Console, reproduced: Reproduced, files: Sequence[P
         console.print(table.title, soft_wrap=True)
         grid = slim_table()
         for index, name in enumerate(table.header):
-            is_text = index == 0 or name in _WORDS
+            is_text = index == 0 or name in ("method", "lines", "canary", "kind")
             grid.add_column(name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold")
         for row in table.rows:
             grid.add_row(*row)

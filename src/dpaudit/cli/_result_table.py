@@ -17,13 +17,6 @@ from dpaudit.stats import Bound, ClaimPart, Estimate, Guesses, Kind, Power, Thre
 _Values: TypeAlias = Mapping[str, Any]
 
 _STYLE = {Verdict.VIOLATION: "bold red", Verdict.UNDERPOWERED: "bold yellow", Verdict.NO_VIOLATION: "bold"}
-_LEGEND = (
-    ("CP", "Clopper-Pearson"),
-    ("ZB", "the posterior of Zanella-Beguelin et al."),
-    ("joint, betting", "methods of dpaudit"),
-    *((str(kind), kind.meaning) for kind in Kind),
-)
-_TRAINING = "epsilon of the whole run, if its steps are Gaussian with Poisson sampling as claimed"
 
 
 def print_examined(
@@ -150,7 +143,16 @@ def _print_methods(console: Console, values: _Values, left_out: bool) -> None:
     console.print()
     print_labelled(console, [(str(number), text) for text, number in notes.numbers.items()])
     console.print()
-    print_labelled(console, [*_LEGEND, *([("training", _TRAINING)] if composed else [])])
+    legend = [
+        ("CP", "Clopper-Pearson"),
+        ("ZB", "the posterior of Zanella-Beguelin et al."),
+        ("joint, betting", "methods of dpaudit"),
+        *((str(kind), kind.meaning) for kind in Kind),
+    ]
+    if composed:
+        text = "epsilon of the whole run, if its steps are Gaussian with Poisson sampling as claimed"
+        legend.append(("training", text))
+    print_labelled(console, legend)
 
 
 def _heading(values: _Values, left_out: bool) -> str:

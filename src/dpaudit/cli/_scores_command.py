@@ -177,7 +177,6 @@ def _from_npz(
     return _as_floats(path, arrays[columns.score]), present
 
 
-_DEFAULT_DELTA = 1e-5
 _QUICK = 1_000_000  # scores per side; with fewer, the analysis is fast
 
 _Table = Annotated[
@@ -299,7 +298,7 @@ def scores(
     with _announcing(observations, options):
         examined = examine(
             observations,
-            delta=_DEFAULT_DELTA if delta is None else delta,
+            delta=1e-5 if delta is None else delta,
             confidence=confidence,
             claim=options.claim,
             threshold=threshold,

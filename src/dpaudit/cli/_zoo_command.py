@@ -26,16 +26,6 @@ _SHORT = {
     "f-DP(joint)": "joint",
     "f-DP(betting)": "bets",
 }
-_LEGEND = (
-    "caught by: bound, a lower bound on epsilon above the claim; replay, the same step repeated on other "
-    "data; otherwise the most significant noise or batch test, and +n for n further findings. Bound and "
-    "tests share an error rate of 5 %. steps: the first of 5, 10, 20, 50, 100, 200 and all steps that would "
-    "have sufficed. twin: ok if nothing flags it; all twins of the zoo share an error rate of 5 %."
-)
-_METHODS = (
-    "Lower bounds on epsilon at 95 %, each method alone; * marks those above the claim. CP, ZB, joint, bets: "
-    "Gaussian f-DP. e,d: (epsilon, delta)-DP. Katz: delta = 0. Faults without scores are not listed."
-)
 
 
 def print_zoo(console: Console, values: _Values, folder: Path) -> None:
@@ -43,13 +33,22 @@ def print_zoo(console: Console, values: _Values, folder: Path) -> None:
     run = [entry for entry in values["entries"] if entry["left_out"] is None]
     print_table(console, _faults(run))
     console.print()
-    console.print(_LEGEND)
+    console.print(
+        "caught by: bound, a lower bound on epsilon above the claim; replay, the same step repeated on other "
+        "data; otherwise the most significant noise or batch test, and +n for n further findings. Bound and "
+        "tests share an error rate of 5 %. steps: the first of 5, 10, 20, 50, 100, 200 and all steps that "
+        "would have sufficed. twin: ok if nothing flags it; all twins of the zoo share an error rate of 5 %."
+    )
     scored = [entry for entry in run if entry["broken"]["methods"]]
     if scored:
         console.print()
         print_table(console, _methods(scored))
         console.print()
-        console.print(_METHODS)
+        console.print(
+            "Lower bounds on epsilon at 95 %, each method alone; * marks those above the claim. CP, ZB, "
+            "joint, bets: Gaussian f-DP. e,d: (epsilon, delta)-DP. Katz: delta = 0. Faults without "
+            "scores are not listed."
+        )
     notes = _notes(values["entries"])
     if notes:
         console.print()

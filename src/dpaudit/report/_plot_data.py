@@ -40,14 +40,8 @@ from dpaudit.stats import (
 from dpaudit.stats.inference import BoundQuery, far_rates
 from dpaudit.stats.thresholds import predictable_bets
 
-_BINS = 48
-_NO_OUTLIERS = 200  # up to this many scores per side, the plot covers all of them
-_TAIL = 0.0005  # with more scores, the fraction at either end that is outside the plot
 _HUGE = 1e150  # differences of scores have to be finite
-# limits for composing a curve or accounting a claim for a plot: those of real training runs
-_MOST_STEPS = 10**6
-_LEAST_NOISE, _MOST_NOISE = 0.1, 1000.0
-_LEAST_RATE = 1e-7
+_MOST_STEPS = 10**6  # for which a plot composes a curve or accounts a claim
 _DRAWN = ApproximateDP, Gaussian, Laplace, PureDP, RandomizedResponse, SubsampledGaussian
 
 
@@ -128,8 +122,9 @@ class Histogram:
 
 
 def _range(sides: list[FloatArray]) -> tuple[float, float]:
+    """Return the range of the plot: all of up to 200 scores per side, else all but 0.05 % at either end."""
     ends = [
-        (side.min(), side.max()) if side.size <= _NO_OUTLIERS else np.quantile(side, (_TAIL, 1 - _TAIL))
+        (side.min(), side.max()) if side.size <= 200 else np.quantile(side, (0.0005, 1 - 0.0005))
         for side in sides
     ]
     low, high = float(min(end[0] for end in ends)), float(max(end[1] for end in ends))
@@ -138,8 +133,8 @@ def _range(sides: list[FloatArray]) -> tuple[float, float]:
 
 
 def _bins(sides: list[FloatArray]) -> int:
-    """Return the number of bins, smaller for few scores."""
-    return max(6, min(_BINS, round(2 * math.sqrt(min(side.size for side in sides)))))
+    """Return the number of bins: from 6 for few scores to 48."""
+    return max(6, min(48, round(2 * math.sqrt(min(side.size for side in sides)))))
 
 
 def _plane(claimed: float, bound: Bound, tradeoff: TradeOff | None) -> ErrorRatePlane | None:
@@ -231,7 +226,7 @@ def rebuilt_hypothesis(
     if tradeoff is None or any(values.get(name) is None for name in names):
         return None
     noise, rate, steps, delta = (number(values, name) for name in names)
-    if not _LEAST_NOISE <= noise <= _MOST_NOISE or rate < _LEAST_RATE or steps > _MOST_STEPS:
+    if not 0.1 <= noise <= 1000 or rate < 1e-7 or steps > _MOST_STEPS:  # unlike real training runs
         return None
     try:
         claim = Claim.dpsgd(noise_multiplier=noise, sample_rate=rate, num_steps=int(steps), delta=delta)

@@ -31,8 +31,6 @@ _BAR_HEIGHT = 24  # including the space around a bar
 _TOP, _AXIS = 4, 46  # space above and below the bars
 _NAMES, _NUMBERS = 192, 52  # space for text on the left and on the right
 _PLANE_HEIGHT = 300
-_NUM_TIPS = 40  # along the curves of a trade-off
-_WIDE_CLOSEUP = 0.6  # a window of this width shows nothing that the full plot does not
 _RATES = "false positive rate", "false negative rate"
 
 
@@ -213,7 +211,7 @@ class TradeoffPlot:
     def needs_closeup(self) -> bool:
         """Whether a close-up shows more than the full plot."""
         (low, high), _ = self._window()
-        return high - low < _WIDE_CLOSEUP
+        return high - low < 0.6  # a wider window shows nothing new
 
     def closeup(self, *, wide: bool = False) -> Html:
         """Draw the part around the measured rates."""
@@ -344,7 +342,7 @@ def roc_plot(roc: RocBand, *, wide: bool = False) -> Html:
 
 def _evenly(size: int) -> IntArray:
     """Return the indices of the points that have a tip, out of ``size`` points and including both ends."""
-    return np.unique(np.linspace(0, size - 1, min(_NUM_TIPS, size)).round().astype(int))
+    return np.unique(np.linspace(0, size - 1, min(40, size)).round().astype(int))
 
 
 def methods_plot(run: Run) -> Html:

@@ -41,11 +41,8 @@ from dpaudit.stats import (
 )
 
 _LONGEST_TEXT = 10_000  # characters
-_LARGEST_INTEGER = 2**63
 _DEEPEST = 32  # nested objects and lists
-_MOST_NAMES = 10  # quoted in one message
 _ROUNDING = 0.01  # tolerance for epsilon, which is rounded up in a claim and down in a bound
-_NOTHING_CLAIMED = "No verdict: without a claim, there is nothing to refute."
 
 
 def read_run(path: str | Path, *, name: str | None = None) -> Run:
@@ -132,7 +129,7 @@ def _require_no_demo(folder: Path, values: Mapping[str, Any]) -> None:
     if "schema_version" in values or not isinstance(values.get("trainings"), list):
         return
     inner = sorted(str(path.parent) for path in folder.glob("*/result.json"))
-    runs = f"its runs are {', '.join(inner[:_MOST_NAMES])}" if inner else "it no longer contains any run"
+    runs = f"its runs are {', '.join(inner[:10])}" if inner else "it no longer contains any run"
     raise InputError(f"Expected {folder} to be the directory of a run, got that of dpaudit demo; {runs}.")
 
 
@@ -154,7 +151,7 @@ def _run(name: str, values: Mapping[str, Any], file: Path) -> Run:
     return Run(
         name=name,
         verdict=verdict,
-        sentence=_NOTHING_CLAIMED
+        sentence="No verdict: without a claim, there is nothing to refute."
         if verdict is None
         else _sentence(verdict, refuted, _text(values, "sentence")),
         claim=claim,
@@ -357,7 +354,7 @@ def _checked(value: Any, path: str = "", depth: int = 0) -> Any:
         if len(value) > _LONGEST_TEXT:
             raise _refused(path, f"to be a string of at most {_LONGEST_TEXT:,} characters", value)
         return printable(value)
-    if isinstance(value, int) and abs(value) >= _LARGEST_INTEGER:
+    if isinstance(value, int) and abs(value) >= 2**63:
         raise _refused(path, "to be a smaller number", value)
     if isinstance(value, float) and math.isinf(value):  # as 1e999 is read
         raise _refused(path, "to be a finite number", value)

@@ -216,16 +216,15 @@ class Run:
         }
 
 
-_MARKS = {
-    Verdict.VIOLATION: ("\N{BLACK UP-POINTING TRIANGLE}", "Violation"),
-    Verdict.NO_VIOLATION: ("\N{WHITE CIRCLE}", "No violation"),
-    Verdict.UNDERPOWERED: ("\N{WHITE DIAMOND}", "Underpowered"),
-}
-
-
 def verdict_mark(verdict: Verdict | None) -> tuple[str, str]:
     """Return a symbol and a word for a verdict: color alone is never enough."""
-    return ("\N{WHITE SQUARE}", "No claim") if verdict is None else _MARKS[verdict]
+    marks = {
+        None: ("\N{WHITE SQUARE}", "No claim"),
+        Verdict.VIOLATION: ("\N{BLACK UP-POINTING TRIANGLE}", "Violation"),
+        Verdict.NO_VIOLATION: ("\N{WHITE CIRCLE}", "No violation"),
+        Verdict.UNDERPOWERED: ("\N{WHITE DIAMOND}", "Underpowered"),
+    }
+    return marks[verdict]
 
 
 def smallest_leak(run: Run) -> str:
@@ -344,14 +343,13 @@ def provenance_lines(run: Run) -> dict[str, str]:
     return {**run.provenance, **seal}
 
 
-# A seed determines the noise, and reports are shared.
-_SECRET = ("seed", "seeds")
-_DEEPEST_SETTING = 8
 _LONGEST_SETTING = 400  # characters of one value
 
 
-def flattened(values: Mapping[str, Any], *, hidden: Container[str] = _SECRET) -> dict[str, str]:
+def flattened(values: Mapping[str, Any], *, hidden: Container[str] = ("seed", "seeds")) -> dict[str, str]:
     """Return nested settings as text, with keys joined by dots, without ``hidden`` keys and unset values.
+
+    By default, seeds are hidden: a seed determines the noise, and reports are shared.
 
     >>> flattened({"seed": 7, "model": {"name": "mlp", "hidden": [128, 64], "bias": None}})
     {'model.name': 'mlp', 'model.hidden': '128, 64'}
@@ -366,7 +364,7 @@ def _lines(
         if key in hidden or value is None:
             continue
         label = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping) and depth < _DEEPEST_SETTING:
+        if isinstance(value, Mapping) and depth < 8:
             yield from _lines(value, label, depth + 1, hidden)
         else:
             yield printable(label[:_LONGEST_SETTING]), printable(_formatted(value))

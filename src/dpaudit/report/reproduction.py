@@ -15,12 +15,6 @@ from dpaudit.stats import Kind
 
 __all__ = ["require_plotting", "write_reproduced"]
 
-_FORMATS = "png", "svg"
-_CHOSEN = (
-    "The paper gives no learning rates, and neither steps nor batch sizes for Purchase. We chose these, and "
-    "the number of training runs, except for the ten runs of the figure in section 6.2."
-)
-
 
 def write_reproduced(found: Reproduced, folder: Path) -> list[Path]:
     """Write rows, page and picture; return their paths."""
@@ -44,7 +38,7 @@ def _csv(reproduced: Reproduced) -> str:
 
 
 def _drawn(reproduced: Reproduced) -> dict[str, bytes]:
-    files = {name: io.BytesIO() for name in _FORMATS}
+    files = {name: io.BytesIO() for name in ("png", "svg")}
     draw_picture(reproduced.picture, {**files})
     return {name: file.getvalue() for name, file in files.items()}
 
@@ -74,7 +68,12 @@ def _kinds(reproduced: Reproduced) -> list[str]:
 def _provenance(reproduced: Reproduced) -> str:
     settings = ", ".join(f"{name} = {value}" for name, value in reproduced.settings.items())
     data = f" Data: {', '.join(reproduced.data)}." if reproduced.data else ""
-    chosen = f" {_CHOSEN}" if reproduced.data and reproduced.scale is Scale.PAPER else ""
+    chosen = ""
+    if reproduced.data and reproduced.scale is Scale.PAPER:
+        chosen = (
+            " The paper gives no learning rates, and neither steps nor batch sizes for Purchase. We chose "
+            "these, and the number of training runs, except for the ten runs of the figure in section 6.2."
+        )
     return (
         f"Scale {reproduced.scale}, seed {reproduced.seed}, {reproduced.seconds:.0f} seconds for all cells. "
         f"Settings: {settings}.{data}{chosen}"
