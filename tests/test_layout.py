@@ -21,8 +21,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # The numbers of today: they may only fall. Raising one needs a reason in the changelog.
 MOST_FILES = 231
-MOST_LINES_IN_ALL = 52_800
-MOST_CONSTANTS = 600
+MOST_LINES_IN_ALL = 52_750
+MOST_CONSTANTS = 567
 MOST_COMPLEX_FUNCTIONS = 19
 MOST_PRIVATE_IMPORTS = 48
 MOST_CONTENTLESS_NAMES = 0.001
