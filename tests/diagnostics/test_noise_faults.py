@@ -10,7 +10,7 @@ from statistical_limits import LEVEL
 
 from dpaudit import InputError
 from dpaudit.diagnostics import Diagnostics, likely_causes
-from dpaudit.diagnostics._causes import ALSO_ABSENT
+from dpaudit.diagnostics._diagnosis import ALSO_ABSENT
 
 LEAVES, STEPS = (150, 50, 100), 200
 SIZE = sum(LEAVES)

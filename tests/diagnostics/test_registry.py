@@ -1,4 +1,4 @@
-"""The registry of findings: complete, consistent, and the source of the page."""
+"""The table of findings: complete, consistent, and the source of the page."""
 
 import ast
 import runpy
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import dpaudit
 from dpaudit.diagnostics import finding_kinds
-from dpaudit.diagnostics._registry import declare, root_findings
+from dpaudit.diagnostics._diagnosis import root_findings
+from dpaudit.diagnostics._facts import PREPARED, REPLAYED
+from dpaudit.diagnostics._findings import _IN_ORDER, _OTHERS
 
 SOURCE = Path(dpaudit.__file__).parent
 ROOT = SOURCE.parents[1]
@@ -41,12 +41,12 @@ def _name_of(call: ast.Call) -> Iterator[str]:
             yield value.value
 
 
-def test_every_finding_that_is_produced_is_registered() -> None:
+def test_every_finding_that_is_produced_is_declared() -> None:
     assert len(produced()) > 40
     assert produced() <= set(finding_kinds())
 
 
-def test_every_registered_finding_is_produced() -> None:
+def test_every_declared_finding_is_produced() -> None:
     texts = [path.read_text() for path in SOURCE.rglob("*.py")]
     declared = {name for name in finding_kinds() if sum(text.count(f'"{name}"') for text in texts) < 2}
     assert declared == set()
@@ -59,15 +59,9 @@ def test_explanations_are_names_or_groups_of_findings() -> None:
         assert kind.follows | kind.may_follow | kind.explains <= known, kind.name
 
 
-def test_ranks_are_unique_except_for_parts_that_lack_noise() -> None:
-    ranks = [kind.rank for kind in finding_kinds().values() if kind.rank < 1000]
-    ranks_without_parts = {rank for rank in ranks if rank != 13}
-    assert sorted(ranks) == sorted([*ranks_without_parts, 13, 13, 13])
-
-
 def test_a_finding_is_declared_once() -> None:
-    with pytest.raises(ValueError, match="one declaration"):
-        declare("clipping", "clipping", tests="", matters="")
+    declared = (*_IN_ORDER, *_OTHERS, *REPLAYED, *PREPARED)
+    assert len(finding_kinds()) == len(declared)
 
 
 def test_consequences_are_left_out() -> None:
@@ -77,6 +71,6 @@ def test_consequences_are_left_out() -> None:
     assert list(root_findings(["own-test", "sum-norm"])) == ["own-test", "sum-norm"]
 
 
-def test_the_page_is_made_from_the_registry() -> None:
+def test_the_page_is_made_from_the_table() -> None:
     page = runpy.run_path(str(ROOT / "tools" / "pages" / "findings.py"))["page"]
     assert (ROOT / "docs" / "findings.md").read_text() == page(), "run python tools/pages/findings.py"

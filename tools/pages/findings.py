@@ -1,4 +1,4 @@
-"""Write ``docs/findings.md`` from the registry of findings.
+"""Write ``docs/findings.md`` from the table of findings.
 
 Usage: ``python tools/pages/findings.py`` in the root of the repository.
 """

@@ -14,11 +14,10 @@ import numpy as np
 import scipy
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.diagnostics._causes import ALSO_ABSENT
 from dpaudit.diagnostics._clipping_causes import SKIPPED_ROWS, CanaryBatch, clipping_cause
 from dpaudit.diagnostics._data_tests import StepEnergies
+from dpaudit.diagnostics._diagnosis import ALSO_ABSENT
 from dpaudit.diagnostics._p_values import MAX_P_VALUE_OF_FINDING, Z_CERTAIN, Z_CLEAR, Check, CheckResults
-from dpaudit.diagnostics._registry import declare
 
 _ROUNDING = 1e-3  # in clipping norms
 _LIMIT = 1.0  # clipping norms: more than this must never arrive
@@ -28,16 +27,6 @@ _FEW_LARGE, _RARE_TAIL = 0.5, 1e-4  # share of the scores that matter, and where
 _MIN_STEPS = 3  # of a kind, so that their energies have a variance
 _TAIL = 1 / 3  # of the steps: those with the fewest rows, and those with the most
 _AT_ONCE = 64  # steps; canaries of all lengths occur in the first ones
-
-
-declare(
-    "clipping",
-    "clipping",
-    tests="whether more of a canary arrives in the release than the clipping norm",
-    matters="The noise is scaled for contributions of at most the clipping norm.",
-    question="is the whole gradient of each example clipped by its L2 norm, before the sum?",
-    rank=4,
-)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

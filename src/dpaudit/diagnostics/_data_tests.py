@@ -24,7 +24,6 @@ from dpaudit.diagnostics._p_values import (
     chi_square_cdf,
     sign_sum_p_value,
 )
-from dpaudit.diagnostics._registry import declare
 
 _BEFORE, _AFTER = 7, 12  # steps whose numbers, and whose amounts of noise, a step is compared with
 # Weights of the 12 steps with which a straight line through their values is extrapolated to the step before.
@@ -48,16 +47,6 @@ _WHEN = {
     _OLDER: f"more than {MAX_LAG} steps before",
     _ALL: "all steps before",
 }
-
-
-declare(
-    "noise-by-batch",
-    "noise",
-    tests="whether the amount of noise follows the batch: its size, its sum or its longest gradient",
-    matters="Noise that depends on the data reveals it by its amount.",
-    question="is the standard deviation of the noise computed from the batch?",
-    rank=2,
-)
 
 
 def noise_by_batch(record: NoiseRecord) -> Check | None:
@@ -126,17 +115,6 @@ def _amounts_follow(energies: FloatArray, numbers: FloatArray, width: int) -> tu
     others = scipy.stats.rankdata(excess) - (steps.size + 1) / 2
     correlation = float(ranks @ others) / math.sqrt(max(float(ranks @ ranks) * float(others @ others), _TINY))
     return min(1.0, 2 * math.exp(min(0.0, max(excess_log, -(total**2) / squares / 2)))), correlation
-
-
-declare(
-    "noise-by-sum",
-    "noise",
-    tests="whether the release contains a part of this sum or an earlier one besides the sum and the noise",
-    matters="An example then contributes to more than the sum of its own step.",
-    question="is a sum or gradient left over from another step, or added again after the noise?",
-    rank=3,
-    follows=["clipping"],  # the sum is known only if it is clipped correctly
-)
 
 
 def noise_by_sum(record: NoiseRecord) -> Check | None:
@@ -276,19 +254,6 @@ def _sum_p_values(products: _Products, resolution: float) -> list[tuple[float, f
     ]
 
 
-declare(
-    "missing-direction",
-    "noise",
-    tests="the noise in the direction of the sum and of earlier releases",
-    matters="In a direction without noise, the release is the sum.",
-    question="is the noise projected, so that a direction has none, such as that of the sum or "
-    "of an earlier release?",
-    rank=17,
-    follows=["shared", "located", "low-rank-noise", "balanced-noise", "noise-by-batch"],
-    may_follow=["noise-variance"],
-)
-
-
 def missing_direction(record: NoiseRecord) -> Check | None:
     """Test how much noise there is in the direction of the sum and of earlier vectors: chi-square.
 
@@ -351,17 +316,6 @@ def _running_sums(rows: ScoreArray) -> ScoreArray:
         total += row
         running[:] = total
     return sums
-
-
-declare(
-    "noise-by-canaries",
-    "noise",
-    tests="whether steps without canaries, or with short ones only, have other noise",
-    matters="Noise that depends on gradients reveals them by its amount.",
-    question="is the noise scaled by the gradients of the batch, such as their largest norm?",
-    rank=5,
-    follows=["clipping"],
-)
 
 
 @dataclass(frozen=True, eq=False)

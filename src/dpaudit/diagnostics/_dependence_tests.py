@@ -28,7 +28,6 @@ from dpaudit.diagnostics._p_values import (
     sign_p_value,
     sure_single_signs,
 )
-from dpaudit.diagnostics._registry import declare
 
 SingleArray: TypeAlias = npt.NDArray[np.float32]
 
@@ -43,18 +42,6 @@ def segments(steps: IntArray) -> list[slice]:
     gaps = np.flatnonzero(np.diff(steps) != 1) + 1
     edges = [0, *gaps.tolist(), len(steps)]
     return [slice(first, last) for first, last in pairwise(edges)]
-
-
-declare(
-    "repeated-noise",
-    "noise",
-    tests="whether two steps have the same noise, or a multiple of it",
-    matters="The difference of two releases with the same noise has none.",
-    question="is the generator reseeded during training, with a constant or one of a few seeds?",
-    rank=0,
-    groups=["located", "shared"],
-    may_follow=["low-rank-noise"],
-)
 
 
 def repeated_noise(record: NoiseRecord) -> Check | None:
@@ -151,18 +138,6 @@ def _exact_repetition(steps: IntArray, same: IntArray) -> str:
         f"Step {steps[later[0]]} repeats the noise of step {steps[same[later[0]]]}: "
         f"{len(steps)} steps use only {len(steps) - later.size} distinct noise vectors."
     )
-
-
-declare(
-    "shifted-noise",
-    "noise",
-    tests="whether coordinates at an offset share noise, in the same step or in steps up to 16 apart",
-    matters="The difference of coordinates with the same noise has none.",
-    question="is one stream of random numbers read twice, at different places, or is noise rolled?",
-    rank=7,
-    groups=["shared"],
-    may_follow=["noise-by-sum", "low-rank-noise"],
-)
 
 
 def shifted_noise(record: NoiseRecord) -> Check | None:
@@ -274,17 +249,6 @@ def _most_extreme(
     return _Offset(float(bounds[best]), lag, int(offsets[best]), float(values[best]), int(counts[best]))
 
 
-declare(
-    "low-rank-noise",
-    "noise",
-    tests="whether the noise of different steps shares directions",
-    matters="In directions that the noise lacks, the release is the sum.",
-    question="is the noise drawn in a smaller space and then projected to all parameters?",
-    rank=11,
-    may_follow=["shared", "noise-by-sum"],
-)
-
-
 def low_rank_noise(record: NoiseRecord) -> Check | None:
     """Test the squared products of the signs of all pairs of steps: too large if steps share directions.
 
@@ -362,18 +326,6 @@ def _log_evidence(gram: FloatArray, total: float, slope: float) -> float:
         return -math.inf
     minors = 2 * np.cumsum(np.log(np.diag(factor)))  # log-determinants of the leading blocks
     return slope * total + float(minors[:-1].sum()) / 2
-
-
-declare(
-    "common-noise",
-    "noise",
-    tests="whether the noise of all steps has one direction in common",
-    matters="What steps share is not new noise.",
-    question="do all steps share a part of their noise, or is something else added to the release?",
-    rank=12,
-    follows=["coordinate-noise", "leaf-noise"],
-    may_follow=["shared", "noise-by-sum", "low-rank-noise"],
-)
 
 
 def common_noise(record: NoiseRecord) -> Check | None:

@@ -25,7 +25,6 @@ from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics._dependence_tests import SingleArray, scaled_noise
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import Check, bonferroni, chi_square_cdf, uniform_p_value
-from dpaudit.diagnostics._registry import declare
 
 _MAX_RATIOS = 2**17  # number of cross ratios that are tested
 _SHORT_TAIL_LEVELS = np.arange(1.0, 5.0, 0.5)  # thresholds beyond which there may be too few numbers
@@ -33,21 +32,6 @@ _SHORT_TAIL_LEVELS = np.arange(1.0, 5.0, 0.5)  # thresholds beyond which there m
 # numbers makes large numbers rarer than those of a normal distribution.
 _LONG_TAIL_LEVELS = np.arange(2.0, 5.0, 0.5)
 _ALL_STEPS = "all steps"
-
-
-declare(
-    "noise-shape",
-    "noise",
-    tests="whether the noise is normal, by ratios in which all scales cancel",
-    matters="Epsilon is computed for normal noise.",
-    question="is the noise drawn from another distribution, or truncated?",
-    rank=20,
-    groups=["tails"],
-    may_follow=[
-        *("shared", "tied-noise", "noise-by-batch", "noise-by-sum", "low-rank-noise"),
-        *("missing-tail", "noise-tails"),
-    ],
-)
 
 
 def noise_shape(record: NoiseRecord) -> Check | None:
@@ -102,19 +86,6 @@ def _cross_ratios(rows: SingleArray) -> FloatArray | None:
     return ratios[ratios > 0]
 
 
-declare(
-    "missing-tail",
-    "noise",
-    tests="the largest numbers of the noise",
-    matters="Noise that is cut off reveals that some sums are impossible.",
-    question="is the noise truncated, clamped, or a sum of a few uniform numbers?",
-    rank=18,
-    groups=["tails"],
-    follows=["step-noise"],  # numbers of several scales together have other tails
-    may_follow=["shared", "tied-noise", "noise-by-batch", "noise-by-sum", "low-rank-noise"],
-)
-
-
 def missing_tail(record: NoiseRecord) -> Check | None:
     """Test the largest numbers of the steps, over all coordinates: noise that is cut off has none.
 
@@ -137,19 +108,6 @@ def missing_tail(record: NoiseRecord) -> Check | None:
         "claimed standard deviations.",
         estimate=top,
     )
-
-
-declare(
-    "noise-tails",
-    "noise",
-    tests="how many numbers of the noise are large",
-    matters="Epsilon is computed for the tails of normal noise.",
-    question="is the noise truncated, or drawn from another distribution?",
-    rank=19,
-    groups=["tails"],
-    follows=["step-noise"],  # numbers of several scales together have other tails
-    may_follow=["shared", "tied-noise", "noise-by-batch", "noise-by-sum", "low-rank-noise", "missing-tail"],
-)
 
 
 def noise_tails(record: NoiseRecord) -> Check | None:
@@ -211,19 +169,6 @@ class _View:
     energies: FloatArray
 
 
-declare(
-    "balanced-noise",
-    "noise",
-    tests="whether sums of the noise are always near zero",
-    matters="The mean of a centered release is the mean of the sum, without any noise.",
-    question="is the noise centered, as by subtracting its mean, or stratified, as in a Latin "
-    "hypercube or a quasi-random sequence?",
-    rank=16,
-    follows=["located"],
-    may_follow=["shared", "low-rank-noise", "noise-variance"],
-)
-
-
 def balanced_noise(record: NoiseRecord) -> Check | None:
     """Test squared sums of noise, over a step, a leaf or all steps: chi-square, too small.
 
@@ -262,17 +207,6 @@ def _balanced(record: NoiseRecord, views: Iterable[_View]) -> Check | None:
         estimate=share,
         cause=over_time if name == _ALL_STEPS else "",
     )
-
-
-declare(
-    "constant-norm",
-    "noise",
-    tests="whether norms of the noise are always the same",
-    matters="Noise on a sphere reveals that some sums are impossible.",
-    question="is the noise normalized to a fixed norm, or stratified?",
-    rank=21,
-    may_follow=["shared", "low-rank-noise", "balanced-noise", "tails"],
-)
 
 
 def constant_norm(record: NoiseRecord) -> Check | None:

@@ -19,7 +19,6 @@ from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._number_formats import FLOAT16, SINGLE
 from dpaudit.diagnostics._p_values import Check, bonferroni
-from dpaudit.diagnostics._registry import declare
 
 # Noise in single precision is legitimate in any release. Half the distance of its numbers, with a margin; the
 # 2^23 numbers that jax.random.normal returns are farther apart, but the slack below covers them.
@@ -30,17 +29,6 @@ _CODES, _EXPONENT_BIAS = 64, 48  # exponents of errors from -48 to 15
 _FRACTION_BITS, _DOUBLE_BIAS = 52, 1022  # of double precision; numbers with exponent 0 are from 1/2 to 1
 _MAX_NUMBERS, _MAX_PAIRS = 2**19, 2**15
 _DISTANCES = (1, 8)  # distances of two numbers that one Box-Muller transformation returns; 8 in torch
-
-
-declare(
-    "tied-noise",
-    "noise",
-    tests="whether the same numbers recur in the noise, whatever their places and signs",
-    matters="The low bits of a release whose noise is on a lattice reveal the sum.",
-    question="is the noise drawn in half precision, in fixed point or from a table, or used twice?",
-    rank=9,
-    follows=["shared"],  # numbers that are used twice are equal
-)
 
 
 def tied_noise(record: NoiseRecord) -> Check | None:
@@ -67,18 +55,6 @@ def tied_noise(record: NoiseRecord) -> Check | None:
         f"another up to sign and rounding{where}.",
         estimate=share,
     )
-
-
-declare(
-    "tied-pairs",
-    "noise",
-    tests="whether pairs of numbers have the same radius or angle again and again",
-    matters="Noise that is computed from few random numbers can be searched for.",
-    question="is the noise computed from few random numbers, such as uniform numbers of few bits in a "
-    "Box-Muller transformation, or a pool of numbers that is scaled or permuted?",
-    rank=10,
-    follows=["shared", "tied-noise"],
-)
 
 
 def tied_pairs(record: NoiseRecord) -> Check | None:

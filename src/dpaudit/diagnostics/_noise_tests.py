@@ -6,8 +6,7 @@ its dependence on itself (``_dependence_tests``) and on the data (``_data_tests`
 Under each null hypothesis, all noise is normal, independent, and at least as large as claimed. Each test
 names its null distribution; those shared by several tests are in ``_p_values``. To add a test, write a
 function that takes a ``NoiseRecord`` and returns a ``Check``, or None if there is too little to test.
-Declare its finding beside it (``_registry``), and add it to ``NOISE_TESTS`` below or to the list of its
-chapter.
+Declare its finding in ``_findings``, and add it to ``NOISE_TESTS`` below or to the list of its chapter.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ from dpaudit.diagnostics._p_values import (
     sign_p_value,
     sign_sum_p_value,
 )
-from dpaudit.diagnostics._registry import declare
 
 _SHIFTS = 0.02, 10.0  # means of the noise that are a cause
 
@@ -69,15 +67,6 @@ def noise_amount(record: NoiseRecord, confidence: float) -> Amount:
     )
 
 
-declare(
-    "noise-variance",
-    "noise",
-    tests="the amount of noise over all steps and coordinates",
-    matters="Less noise than claimed makes epsilon larger than claimed.",
-    rank=22,
-)
-
-
 def noise_variance(record: NoiseRecord, confidence: float) -> Check:
     """Test the sum of all squares, which is chi-square distributed if the noise is as claimed."""
     amount = noise_amount(record, confidence)
@@ -88,18 +77,6 @@ def noise_variance(record: NoiseRecord, confidence: float) -> Check:
         estimate=amount.ratio,
         cause=_trend(record),
     )
-
-
-declare(
-    "step-noise",
-    "noise",
-    tests="the step with the least noise",
-    matters="A step that is released without noise reveals its sum.",
-    question="is a step released without noise, such as one with an empty batch, or a micro-step?",
-    rank=13,
-    groups=["located"],
-    may_follow=["noise-by-batch", "low-rank-noise"],
-)
 
 
 def step_noise(record: NoiseRecord) -> Check | None:
@@ -139,17 +116,6 @@ def _trend(record: NoiseRecord) -> str:
     )
 
 
-declare(
-    "leaf-noise",
-    "noise",
-    tests="the parameter tensor with the least noise",
-    matters="A parameter that is released without noise reveals its gradient.",
-    question="is a parameter skipped when noise is added, or scaled separately?",
-    rank=13,
-    groups=["located"],
-)
-
-
 def leaf_noise(record: NoiseRecord) -> Check | None:
     """Test the leaf with the least noise."""
     energies = np.add.reduceat(record.energies, record.layout.starts)
@@ -161,18 +127,6 @@ def leaf_noise(record: NoiseRecord) -> Check | None:
         return f"is {names[leaf]} skipped when noise is added, or scaled separately?" if is_named else ""
 
     return _least(record, "leaf-noise", energies, counts, names.__getitem__, cause=cause)
-
-
-declare(
-    "coordinate-noise",
-    "noise",
-    tests="the coordinate with the least noise",
-    matters="A coordinate that is released without noise reveals a part of the gradient.",
-    question="are some coordinates, such as a mask or a sparse update, released without noise?",
-    rank=13,
-    groups=["located"],
-    may_follow=["low-rank-noise", "tails"],
-)
 
 
 def coordinate_noise(record: NoiseRecord) -> Check | None:
@@ -222,23 +176,6 @@ def _others(unit: str, p_values: FloatArray) -> str:
     return f"; {count} of {p_values.size} {units} have too little noise" if count > 1 else ""
 
 
-declare(
-    "step-correlation",
-    "noise",
-    tests="whether the noise of steps up to 16 apart is correlated",
-    matters="Correlated noise cancels partly in differences of releases.",
-    question="is noise from earlier steps reused, or is the subtracted sum not the one that was released?",
-    rank=6,
-    groups=["shared"],
-    may_follow=["noise-by-sum", "low-rank-noise"],
-    explains=[
-        *("low-rank-noise", "common-noise", "repeated-noise", "balanced-noise", "noise-shape"),
-        *("shifted-noise", "noise-by-batch", "noise-by-canaries", "noise-by-sum", "missing-direction"),
-        "step-noise",
-    ],
-)
-
-
 def lagged_correlation(record: NoiseRecord) -> Check | None:
     """Test how often signs agree in steps that are 1 to 16 apart, Bonferroni-corrected: binomial.
 
@@ -265,17 +202,6 @@ def lagged_correlation(record: NoiseRecord) -> Check | None:
         sentence=f"The noise of {apart} has a correlation of {estimate:.2g}.",
         estimate=estimate,
     )
-
-
-declare(
-    "leaf-correlation",
-    "noise",
-    tests="whether two parameter tensors have the same noise",
-    matters="The difference of two parameters with the same noise has none.",
-    question="does every parameter get the same PRNG key or seed?",
-    rank=1,
-    groups=["shared"],
-)
 
 
 def leaf_correlation(record: NoiseRecord) -> Check | None:
@@ -305,18 +231,6 @@ def leaf_correlation(record: NoiseRecord) -> Check | None:
         f"{correlations[best]:.2g}{others}.",
         estimate=float(correlations[best]),
     )
-
-
-declare(
-    "coordinate-correlation",
-    "noise",
-    tests="whether coordinates share noise, or its mean is not zero",
-    matters="Noise that coordinates share cancels in their differences.",
-    question="is noise of a smaller shape broadcast, is its mean nonzero, or is the "
-    "subtracted sum not the one that was released?",
-    rank=8,
-    explains=["shared", "low-rank-noise", "common-noise", "noise-by-sum"],
-)
 
 
 def coordinate_correlation(record: NoiseRecord) -> Check | None:

@@ -31,7 +31,6 @@ from dpaudit.diagnostics._p_values import (
     hypergeometric_tail,
     pairwise_products,
 )
-from dpaudit.diagnostics._registry import declare
 from dpaudit.errors import InputError
 
 _WATCHED = 1024  # examples whose presence is kept for every step
@@ -196,17 +195,6 @@ def participation_checks(record: ParticipationRecord, claimed: float | None) -> 
     return [check for check in checks if check is not None]
 
 
-declare(
-    "batch-sizes",
-    "batches",
-    tests="how much the sizes of batches vary",
-    matters="Amplification holds for Poisson sampling, whose batches vary in size.",
-    question="are batches of a fixed size accounted for as Poisson sampling?",
-    rank=25,
-    groups=["sampling"],
-)
-
-
 def batch_sizes(record: ParticipationRecord) -> Check | None:
     """Test how much batch sizes vary: fixed ones do not at all, those of groups too much."""
     check = _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
@@ -246,17 +234,6 @@ def _with_limits(spread: Check | None, record: ParticipationRecord) -> Check | N
         estimate=spread.estimate,
         cause=cause,
     )
-
-
-declare(
-    "participation-counts",
-    "batches",
-    tests="how much the number of batches varies that contain an example",
-    matters="Amplification holds for Poisson sampling, in which every draw is independent.",
-    question="are shuffled epochs or weighted draws accounted for as Poisson sampling?",
-    rank=23,
-    groups=["sampling"],
-)
 
 
 def participation_counts(record: ParticipationRecord) -> Check | None:
@@ -313,17 +290,6 @@ def _log_mgf(slopes: FloatArray, values: FloatArray, logs: FloatArray, starts: I
         powers -= np.repeat(tops, counts)
         row[:] = tops + np.log(np.add.reduceat(np.exp(powers, out=powers), starts))
     return result
-
-
-declare(
-    "sample-rate",
-    "batches",
-    tests="how often examples are drawn",
-    matters="Examples that are drawn more often than claimed lose more privacy.",
-    question="does the sampling rate or the data set size differ from the one in the accounting?",
-    groups=["sampling"],
-    follows=["duplicate-examples"],  # several batches for one step
-)
 
 
 def sample_rate(record: ParticipationRecord, claimed: float) -> Check:

@@ -14,9 +14,9 @@ import numpy as np
 import scipy
 
 from dpaudit._types import FloatArray
-from dpaudit.diagnostics._causes import CORRELATED_BY_DESIGN
 from dpaudit.diagnostics._data_tests import noise_by_sum
 from dpaudit.diagnostics._dependence_tests import MAX_LAG, scaled_noise
+from dpaudit.diagnostics._diagnosis import CORRELATED_BY_DESIGN
 from dpaudit.diagnostics._noise_record import FEW_COORDINATES, NoiseRecord
 from dpaudit.diagnostics._p_values import MAX_P_VALUE_OF_FINDING, Check, bonferroni
 

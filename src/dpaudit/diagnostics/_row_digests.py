@@ -31,7 +31,6 @@ from dpaudit.diagnostics._p_values import (
     pairwise_products,
 )
 from dpaudit.diagnostics._participation import ParticipationRecord, batch_sizes, sample_rate
-from dpaudit.diagnostics._registry import declare
 
 _MAX_DIGESTS = 2**18  # that are followed; if there are more, every second one is dropped
 _NUM_BUCKETS = 1024  # whose presence is kept for every step
@@ -216,17 +215,6 @@ class _DigestCounts:
         return _DigestCounts(*map(np.concatenate, zip(self._each(), more._each(), strict=True)))
 
 
-declare(
-    "batch-overlap",
-    "batches",
-    tests="how many examples consecutive batches share",
-    matters="Amplification holds for Poisson sampling, in which every draw is independent.",
-    question="are shuffled epochs or weighted draws accounted for as Poisson sampling?",
-    rank=24,
-    groups=["sampling"],
-)
-
-
 def batch_overlap_of_rows(record: RowRecord, claimed: float) -> Check | None:
     """Test how many rows consecutive batches share, given how often each row occurs.
 
@@ -271,16 +259,6 @@ def _overlap_variance(numbers: FloatArray, total: int) -> FloatArray:
     return numbers * share * (1 - share) * (total - numbers) / max(total - 1, 1)
 
 
-declare(
-    "repeated-batches",
-    "batches",
-    tests="whether two batches share too many examples",
-    matters="Batches that repeat are not independent draws.",
-    question="is the sampler reseeded in every epoch, or is the data never shuffled?",
-    explains=["sampling"],
-)
-
-
 def repeated_rows(present: BoolArray, steps: IntArray) -> Check | None:
     """Test the pair of batches that share most rows: epochs in a fixed order repeat their batches.
 
@@ -322,15 +300,6 @@ def _shared_p_value(most: float, both: FloatArray) -> float:
     return 1.0 if most <= both.sum() else chernoff_p_value(log_mgf, most, float((both * (1 - both)).sum()))
 
 
-declare(
-    "favoured-example",
-    "batches",
-    tests="the example that is in most batches",
-    matters="An example that is drawn more often than claimed loses more privacy.",
-    question="is an example in the data more than once, or drawn with a larger weight?",
-)
-
-
 def most_frequent_row(record: RowRecord, num_examples: int, claimed: float) -> Check | None:
     """Test the row that occurs most often: binomial, Bonferroni-corrected for all examples.
 
@@ -356,15 +325,6 @@ def most_frequent_row(record: RowRecord, num_examples: int, claimed: float) -> C
 def _num_others(num_examples: int) -> int:
     """Return how many rows may be no examples."""
     return math.ceil(_COPIES_SHARE * num_examples) + _MORE_COPIES
-
-
-declare(
-    "duplicate-examples",
-    "batches",
-    tests="whether a batch contains an example several times",
-    matters="Each copy is clipped for itself, so that the example contributes more than the norm.",
-    question="are examples drawn with replacement, or several batches for one step?",
-)
 
 
 def copied_rows(record: RowRecord, num_examples: int) -> Check:

@@ -21,7 +21,6 @@ from dpaudit._types import IntArray
 from dpaudit.diagnostics import _participation
 from dpaudit.diagnostics._p_values import Check, CheckResults, Finding
 from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
-from dpaudit.diagnostics._registry import declare
 from dpaudit.diagnostics._row_digests import RowRecord, size_checks
 from dpaudit.diagnostics._step import ClaimedStep, ObservedStep, missing_fields
 from dpaudit.errors import InputError
@@ -56,31 +55,6 @@ class _Worst:
         self.count += 1
         if size > self.size:
             self.size, self.sentence = size, sentence
-
-
-declare(
-    "rows-drawn",
-    "clipping",
-    tests="whether as many rows are clipped as examples were drawn",
-    matters="Rows beyond the drawn examples, or rows left out, are not what the accounting describes.",
-    question="does the loop bypass the private loss, or clip several rows per example, padding, or a "
-    "batch again?",
-)
-declare(
-    "sum-norm",
-    "clipping",
-    tests="whether the sum is longer than its clipped rows allow",
-    matters="The noise is scaled for rows of at most the clipping norm.",
-    question="are rows added to the sum that are not clipped, or clipped to another norm?",
-    follows=["clipping"],
-)
-declare(
-    "sum-rebuilt",
-    "clipping",
-    tests="whether the sum starts at zero and stays the same between clipping and noise",
-    matters="What is added after clipping, or left from an earlier step, is not clipped.",
-    question="is the sum of an earlier step kept, or is something added to the sum after clipping?",
-)
 
 
 class SumRecord:
