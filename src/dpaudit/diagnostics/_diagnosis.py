@@ -20,15 +20,11 @@ from dpaudit.diagnostics._findings import FINDINGS, FindingKind
 from dpaudit.diagnostics._p_values import SMALLEST_P_VALUE, Amount, Check, CheckResults, Finding
 from dpaudit.errors import FindingError
 
-_SHARE_OF_TESTS = 0.2  # share of the error rate for the tests; the rest is for the bound
 _MOST_CAUSES = 4  # more of them do not help
-_SHARED = 16.0  # squared sums over a leaf are never this many times too large because of repeated noise
-_SCATTER = 1.5  # by accident, the least noise of a coordinate is below that of its leaf, but not by more
 
 NO_NOISE = 1e-3  # fraction of the claim below which noise counts as absent
 _RATIO_TOLERANCE = 0.02  # relative error of a noise ratio that is given without an interval
 _SIGNAL_TOLERANCE = 0.1
-_WORKERS = (*range(2, 13), 16, 20, 24, 32, 48, 64, 128)
 _JOINT_CLIP = "is the mean or the sum of the batch clipped instead of each gradient?"
 
 ALSO_ABSENT = "absent canaries score"
@@ -200,7 +196,8 @@ def share_error(error_rate: float, *, has_bound: bool, has_tests: bool) -> tuple
 
     This is a union bound, valid under any dependence; a bound or tests alone get the entire error rate.
     """
-    bound, tests = 1 - _SHARE_OF_TESTS if has_tests else 1.0, _SHARE_OF_TESTS if has_bound else 1.0
+    share = 0.2  # of the error rate for the tests; the rest is for the bound
+    bound, tests = 1 - share if has_tests else 1.0, share if has_bound else 1.0
     return 1 - bound * error_rate, 1 - tests * error_rate
 
 
@@ -228,7 +225,8 @@ def _by_certainty(finding: Finding) -> tuple[float, float, float]:
     rank, least, size = kind_of(finding.name).rank, 0.0, abs(finding.estimate)
     if finding.name in {"step-noise", "leaf-noise", "coordinate-noise"}:
         rank = kind_of("step-noise").rank
-        scatter = _SCATTER if finding.name == "coordinate-noise" else 1.0
+        # by accident, the least noise of a coordinate is below that of its leaf, but not by more
+        scatter = 1.5 if finding.name == "coordinate-noise" else 1.0
         least = scatter * max(finding.estimate, NO_NOISE)
     same = 0.95  # correlation above which noise counts as repeated, not merely correlated
     is_merely_correlated = finding.name == "repeated-noise" and size < same
@@ -236,7 +234,8 @@ def _by_certainty(finding: Finding) -> tuple[float, float, float]:
     is_weak = finding.name in {"step-correlation", "shifted-noise"} and size < weak
     if is_merely_correlated or is_weak:
         rank = kind_of("low-rank-noise").rank + 0.5
-    if finding.name == "coordinate-correlation" and finding.estimate > _SHARED:
+    shared = 16.0  # squared sums over a leaf are never this many times too large because of repeated noise
+    if finding.name == "coordinate-correlation" and finding.estimate > shared:
         rank = -1.0
     return max(finding.p_value, SMALLEST_P_VALUE), rank, least
 
@@ -347,7 +346,7 @@ def _nearest(explanations: Iterable[tuple[float, str]], ratio: float, low: float
 
 def _common_ratios() -> Iterator[tuple[float, str]]:
     """Yield the noise ratio that each generic mistake leads to, with its explanation."""
-    for workers in _WORKERS:
+    for workers in (*range(2, 13), 16, 20, 24, 32, 48, 64, 128):
         averaged = f"1/sqrt({workers}): is it added by each of {workers} workers, then averaged?"
         if workers == 4:
             averaged += " Or is the sensitivity halved?"

@@ -44,8 +44,6 @@ from dpaudit.diagnostics._p_values import (
     sign_sum_p_value,
 )
 
-_SHIFTS = 0.02, 10.0  # means of the noise that are a cause
-
 
 def noise_checks(record: NoiseRecord, confidence: float) -> list[Check]:
     """Run all tests for which there are enough steps, leaves and coordinates."""
@@ -255,7 +253,8 @@ def coordinate_correlation(record: NoiseRecord) -> Check | None:
 def _cause_of_mean(means: FloatArray) -> str:
     """Return the cause if the means of all steps are off in the same direction; empty if they are not."""
     mean, error = float(means.mean()), float(means.std()) / math.sqrt(means.size)
-    if not _SHIFTS[0] <= abs(mean) <= _SHIFTS[1] or abs(mean) < Z_CERTAIN * error:
+    least, most = 0.02, 10.0  # means of the noise that are a cause
+    if not least <= abs(mean) <= most or abs(mean) < Z_CERTAIN * error:
         return ""
     return (
         f"the mean of the noise is {mean:.3g} claimed standard deviations instead of 0: is it drawn from "
