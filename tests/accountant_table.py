@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dpaudit.accounting import _epsilon, _pld
+from dpaudit.accounting import _pld, _subsampled
 
 PATH = Path(__file__).parent / "fixtures" / "accountant.json"
 IS_UPDATE = bool(os.environ.get("DPAUDIT_TEST_UPDATE_TABLE"))
@@ -74,4 +74,4 @@ def bypass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let dpaudit call the accountant itself, and forget what was looked up."""
     monkeypatch.setattr(_pld, "_epsilon", lru_cache(maxsize=4096)(compute))
     monkeypatch.setattr(_pld, "_removal_epsilon", lru_cache(maxsize=4096)(compute_removal))
-    _epsilon._table.cache_clear()
+    _subsampled._table.cache_clear()

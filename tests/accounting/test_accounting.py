@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpaudit
-from dpaudit.accounting import _epsilon, _pld
-from dpaudit.accounting._losses import LossDistribution
+from dpaudit.accounting import _pld, _subsampled
+from dpaudit.accounting._pld import LossDistribution
 from dpaudit.accounting._subsampled import _exact_curve
 
 RATE, STEPS, DELTA = 4096 / 50000, 2500, 1e-5
@@ -152,7 +152,7 @@ def test_between_earlier_questions_the_accountant_is_not_asked_again(monkeypatch
 
     for mu in (0.2, 0.24):
         dpaudit.training_epsilon(mu, 1.0, 99, DELTA)
-    monkeypatch.setattr(_epsilon, "epsilon_below", composed_again)
+    monkeypatch.setattr(_subsampled, "epsilon_below", composed_again)
     for mu in np.geomspace(0.2, 0.24, 50):
         assert dpaudit.training_epsilon(float(mu), 1.0, 99, DELTA) > 0
 
@@ -299,7 +299,7 @@ def test_calibrated_noise_keeps_epsilon_and_wastes_little():
 
 @pytest.mark.parametrize(("noise", "epsilon"), PAPERS)
 def test_the_search_for_the_noise_starts_near_it(noise, epsilon):
-    assert 1 / _epsilon._limit_guess(epsilon, RATE, STEPS) == pytest.approx(noise, rel=0.1)
+    assert 1 / _subsampled._limit_guess(epsilon, RATE, STEPS) == pytest.approx(noise, rel=0.1)
 
 
 @pytest.mark.few(2)

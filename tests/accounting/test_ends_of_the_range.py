@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.accounting import _epsilon, _pld
-from dpaudit.accounting._losses import TiltedLosses
+from dpaudit.accounting import _pld, _subsampled
+from dpaudit.accounting._tilted import TiltedLosses
 
 ROWS = json.loads(ends_of_the_range.PATH.read_text())
 
@@ -71,7 +71,7 @@ def test_a_bound_without_an_epsilon_is_refused_in_a_sentence(monkeypatch):
     """It was silently 0."""
     missing = _pld.epsilon_below(1.0, 1e-5, 1, 1e-28)
     assert math.isnan(missing)
-    monkeypatch.setattr(_epsilon, "epsilon_below", lambda *_: missing)  # for all nodes that are computed
+    monkeypatch.setattr(_subsampled, "epsilon_below", lambda *_: missing)  # for all nodes that are computed
     with pytest.raises(dpaudit.InputError, match=r"got delta=1e-28 for sample_rate=1e-05 and num_steps=1:"):
         dpaudit.training_epsilon(1.0, 1e-5, 1, 1e-28)
 

@@ -30,7 +30,7 @@ from dpaudit import (
     plan_steps,
 )
 from dpaudit._validate import percent
-from dpaudit.accounting import _losses
+from dpaudit.accounting import _pld
 from dpaudit.canaries import Mixture
 from dpaudit.cli._formats import Columns
 from dpaudit.cli._scores_command import ScoreFiles
@@ -134,7 +134,7 @@ def test_a_claim_whose_losses_do_not_fit_into_memory_is_computed_without_them(mo
     def refuse(num_losses: int) -> None:
         raise ValueError(f"{num_losses} losses")
 
-    monkeypatch.setattr(_losses, "_require_size", refuse)
+    monkeypatch.setattr(_pld, "_require_size", refuse)
     claim = Claim.dpsgd(noise_multiplier=1.0 + 1e-12, sample_rate=0.0123, num_steps=100, delta=1e-5)
     assert claim.epsilon == pytest.approx(usual, rel=1e-2)
     assert claim.epsilon != usual

@@ -1,11 +1,9 @@
 """Privacy accounting based on dp-accounting: claims, composition over training, calibration."""
 
-from dpaudit.accounting._claim import Claim
-from dpaudit.accounting._epsilon import noise_for_epsilon, training_epsilon
-from dpaudit.accounting._log_ratios import log_ratio_attack
-from dpaudit.accounting._mechanism import (
+from dpaudit.accounting._claim import (
     Accounted,
     AnyMechanism,
+    Claim,
     DPSGDRun,
     Full,
     GaussianStep,
@@ -15,8 +13,9 @@ from dpaudit.accounting._mechanism import (
     Sampling,
     White,
 )
+from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.accounting._pld import epsilon_above, epsilon_below
-from dpaudit.accounting._subsampled import SubsampledGaussian
+from dpaudit.accounting._subsampled import SubsampledGaussian, noise_for_epsilon, training_epsilon
 
 __all__ = [
     "Accounted",

@@ -1,27 +1,226 @@
-"""Privacy claims about training, as a trade-off curve and as epsilon."""
+"""Privacy claims about training: a mechanism, the noise that it adds, the examples that it samples, a delta.
+
+Another mechanism, such as correlated noise, is another :class:`Mechanism`; another law of its noise or of its
+batches is another :class:`NoiseModel` or :class:`Sampling`.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from dpaudit import _validate
-from dpaudit.accounting._mechanism import (
-    Accounted,
-    AnyMechanism,
-    DPSGDRun,
-    GaussianStep,
-    Mechanism,
-    Poisson,
-    White,
-)
+from dpaudit._types import FloatArray
+from dpaudit.accounting._pld import epsilon_above, event_curve
 from dpaudit.accounting._subsampled import SubsampledGaussian
-from dpaudit.errors import InputError
-from dpaudit.stats import STEP, Claimed, ClaimPart, Hypothesis
-from dpaudit.stats.tradeoffs import ApproximateDP, Gaussian, TradeOff
+from dpaudit.errors import InputError, quoted
+from dpaudit.stats import STEP, ApproximateDP, Claimed, ClaimPart, Gaussian, Hypothesis, TradeOff
+
+EXAMPLE = "example"  # the unit of privacy unless another one is stated
+
+
+class NoiseModel(Protocol):
+    """The law of the noise that a mechanism adds to its releases, in clipping norms."""
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of each coordinate."""
+
+    def whiten(self, step: int, residuals: FloatArray) -> FloatArray:
+        """Return independent standard normal values from the noise of one step, the first of which is 0."""
+
+
+@dataclass(frozen=True)
+class White:
+    """Independent Gaussian noise of ``multiplier`` clipping norms in every coordinate and step."""
+
+    multiplier: float
+
+    def __post_init__(self) -> None:
+        _validate.noise_multiplier(self.multiplier)
+
+    @property
+    def std(self) -> float:
+        return self.multiplier
+
+    def whiten(self, step: int, residuals: FloatArray) -> FloatArray:
+        del step
+        return residuals / self.multiplier
+
+
+class Sampling(Protocol):
+    """How the batch of a step is chosen."""
+
+    @property
+    def rate(self) -> float:
+        """The probability that a step uses a given example."""
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each example is in the batch of a step independently, with probability ``rate``."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _validate.sample_rate(self.rate)
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every step uses all examples."""
+
+    rate: ClassVar[float] = 1.0
+
+
+class Mechanism(Protocol):
+    """The interface of what a :class:`dpaudit.Claim` is about; implementations are frozen values.
+
+    A curve is a trade-off and its parameter at the ``delta`` of a claim.
+    """
+
+    unit: str
+    """What privacy is claimed for, such as "example", "user" or "client", as sentences name it."""
+    noise: NoiseModel | None
+    """The noise of each release; None if the mechanism does not say."""
+    sampling: Sampling | None
+    """How batches are chosen; None if the mechanism does not say."""
+
+    @property
+    def description(self) -> str:
+        """The mechanism in a few words."""
+
+    @property
+    def parts(self) -> tuple[ClaimPart, ...]:
+        """The numbers of the mechanism; empty if it is not described by numbers."""
+        return ()
+
+    def epsilon(self, delta: float) -> float:
+        """Return the epsilon of the whole run at ``delta``, rounded up where it is computed numerically."""
+        tradeoff, parameter = self.run_curve(delta)
+        if isinstance(tradeoff, SubsampledGaussian) and parameter > 0 and delta > 0:
+            return epsilon_above(1 / parameter, tradeoff.sample_rate, tradeoff.num_steps, delta)
+        return tradeoff.epsilon(parameter, delta)
+
+    def run_curve(self, delta: float) -> tuple[TradeOff, float]:
+        """Return the curve of everything that the mechanism releases."""
+
+    def step_curve(self, delta: float) -> tuple[TradeOff, float] | None:  # noqa: ARG002
+        """Return the curve of one step that uses the example for certain; None if only the run has one."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianStep(Mechanism):
+    """One release with Gaussian noise, of all examples."""
+
+    noise: White
+    sampling: Full = field(default=Full(), init=False, repr=False)
+    unit: str = EXAMPLE
+
+    @property
+    def description(self) -> str:
+        return f"one Gaussian step, noise multiplier {self.noise.std:g}"
+
+    @property
+    def parts(self) -> tuple[ClaimPart, ...]:
+        return (ClaimPart(name="noise_multiplier", value=self.noise.std),)
+
+    def run_curve(self, delta: float) -> tuple[TradeOff, float]:
+        return _gaussian_curve(self.noise, delta)
+
+    def step_curve(self, delta: float) -> tuple[TradeOff, float]:
+        return self.run_curve(delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGDRun(Mechanism):
+    """DP-SGD: ``num_steps`` releases with independent Gaussian noise, of batches sampled independently."""
+
+    noise: White
+    sampling: Poisson | Full
+    num_steps: int
+    unit: str = EXAMPLE
+
+    def __post_init__(self) -> None:
+        _validate.num_steps(self.num_steps)
+
+    @property
+    def description(self) -> str:
+        steps = "1 step" if self.num_steps == 1 else f"{self.num_steps:,} steps"
+        return f"DP-SGD, noise multiplier {self.noise.std:g}, sample rate {self.sampling.rate:g}, {steps}"
+
+    @property
+    def parts(self) -> tuple[ClaimPart, ...]:
+        return (
+            ClaimPart(name="noise_multiplier", value=self.noise.std),
+            ClaimPart(name="sample_rate", value=self.sampling.rate),
+            ClaimPart(name="num_steps", value=self.num_steps),
+        )
+
+    def run_curve(self, delta: float) -> tuple[TradeOff, float]:
+        _, parameter = _gaussian_curve(self.noise, delta)
+        return SubsampledGaussian(self.sampling.rate, self.num_steps), parameter
+
+    def step_curve(self, delta: float) -> tuple[TradeOff, float]:
+        return _gaussian_curve(self.noise, delta)
+
+
+@dataclass(frozen=True)
+class Accounted(Mechanism):
+    """A ``dp_accounting.DpEvent``; an observation is of the whole event."""
+
+    event: Any
+    unit: str = EXAMPLE
+    noise: None = field(default=None, init=False, repr=False)
+    sampling: None = field(default=None, init=False, repr=False)
+    _curves: dict[float, TradeOff] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def description(self) -> str:
+        return f"accounted {type(self.event).__name__}"
+
+    def run_curve(self, delta: float) -> tuple[TradeOff, float]:
+        if delta not in self._curves:
+            self._curves[delta] = event_curve(self.event, delta)
+        return self._curves[delta], 1.0
+
+
+@dataclass(frozen=True)
+class AnyMechanism(Mechanism):
+    """Any mechanism with this trade-off curve or a less leaky one."""
+
+    tradeoff: TradeOff
+    parameter: float = 1.0
+    unit: str = EXAMPLE
+    sampling: None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tradeoff, TradeOff):
+            raise InputError(f"Expected a trade-off curve such as Gaussian(), got {quoted(self.tradeoff)}.")
+        _validate.at_least("parameter", self.parameter, 0)
+
+    @property
+    def description(self) -> str:
+        is_approximate = isinstance(self.tradeoff, ApproximateDP)
+        return "(epsilon, delta)-DP" if is_approximate else f"{self.tradeoff.symbol} = {self.parameter:g}"
+
+    @property
+    def noise(self) -> NoiseModel | None:  # type: ignore[override]  # no field: a curve implies it
+        is_gaussian = isinstance(self.tradeoff, Gaussian) and self.parameter > 0
+        return White(1 / self.parameter) if is_gaussian else None
+
+    def run_curve(self, delta: float) -> tuple[TradeOff, float]:
+        return self.tradeoff.at(delta), self.parameter
+
+
+def _gaussian_curve(noise: NoiseModel, delta: float) -> tuple[TradeOff, float]:
+    if delta == 0:
+        raise InputError("Expected delta > 0, got delta=0: Gaussian noise has no finite epsilon at delta=0.")
+    return Gaussian(), 1 / noise.std
 
 
 class Claim(Claimed):
@@ -120,14 +319,18 @@ class Claim(Claimed):
 
     @property
     def summary(self) -> str:
-        description = self._mechanism.description
-        return f"{description}: epsilon = {self.epsilon:.4g} at delta = {self._delta:g}"
+        return f"{self._description}: epsilon = {self.epsilon:.4g} at delta = {self._delta:g}"
+
+    @property
+    def _description(self) -> str:
+        protecting = "" if self.unit == EXAMPLE else f", for each {self.unit}"
+        return f"{self._mechanism.description}{protecting}"
 
     def __str__(self) -> str:
         return self.summary
 
     def __repr__(self) -> str:
-        return f"Claim({self._mechanism.description}, delta={self._delta:g})"
+        return f"Claim({self._description}, delta={self._delta:g})"
 
     def curve_of_scores(self, scores_of: str | None, tradeoff: TradeOff | None) -> TradeOff | None:
         training = self._training
@@ -152,36 +355,26 @@ class Claim(Claimed):
 
     def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:
         family = self._tradeoff if tradeoff is None else tradeoff.at(self._delta)
-        if self._training is None:
+        training = self._training
+        if training is None:
             epsilon = partial(family.epsilon, delta=self._delta)
             return Hypothesis(family, self._parameter_in(family), epsilon, condition=self._condition(family))
-        if isinstance(family, SubsampledGaussian):
-            whole_run = (self._training.sample_rate, self._training.num_steps)
-            if family.num_steps == 1 and (family.sample_rate, 1) != whole_run:
-                return self._sampled_step_hypothesis(family, self._training)
-            return self._whole_run_hypothesis(family, self._training)
-        return self._step_hypothesis(family, self._training)
-
-    def _whole_run_hypothesis(self, family: SubsampledGaussian, training: SubsampledGaussian) -> Hypothesis:
+        assumed = (
+            "epsilon is composed over the claimed steps, assumed Gaussian with Poisson sampling at rate "
+            f"{training.sample_rate:g}",
+        )
+        if not isinstance(family, SubsampledGaussian):
+            epsilon = partial(_composed, family=family, training=training, delta=self._delta)
+            return Hypothesis(family, self._parameter_in(family), epsilon, assumed, self._condition(family))
         tested, claimed = ((f.sample_rate, f.num_steps) for f in (family, training))
-        if tested != claimed:
-            raise InputError(
-                f"Expected a trade-off with the claimed sample_rate={claimed[0]:g} and "
-                f"num_steps={claimed[1]}, got sample_rate={tested[0]:g} and num_steps={tested[1]}."
-            )
-        return Hypothesis(family, self._parameter, partial(family.epsilon, delta=self._delta))
-
-    def _sampled_step_hypothesis(
-        self, family: SubsampledGaussian, training: SubsampledGaussian
-    ) -> Hypothesis:
-        """Return the hypothesis about one step that samples the canary at its own rate."""
-        epsilon = partial(training.epsilon, delta=self._delta)
-        return Hypothesis(family, self._parameter, epsilon, (_composition_assumption(training),))
-
-    def _step_hypothesis(self, family: TradeOff, training: SubsampledGaussian) -> Hypothesis:
-        epsilon = partial(_composed, family=family, training=training, delta=self._delta)
-        assumed = (_composition_assumption(training),)
-        return Hypothesis(family, self._parameter_in(family), epsilon, assumed, self._condition(family))
+        if tested == claimed:
+            return Hypothesis(family, self._parameter, partial(family.epsilon, delta=self._delta))
+        if family.num_steps == 1:  # a step that samples the canary at its own rate
+            return Hypothesis(family, self._parameter, partial(training.epsilon, delta=self._delta), assumed)
+        raise InputError(
+            f"Expected a trade-off with the claimed sample_rate={claimed[0]:g} and "
+            f"num_steps={claimed[1]}, got sample_rate={tested[0]:g} and num_steps={tested[1]}."
+        )
 
     def _parameter_in(self, family: TradeOff) -> float:
         """Return the claimed parameter in terms of ``family``."""
@@ -199,13 +392,6 @@ class Claim(Claimed):
         if family == self._tradeoff or isinstance(family, ApproximateDP):
             return None
         return family.assumption(self._delta)
-
-
-def _composition_assumption(training: SubsampledGaussian) -> str:
-    return (
-        "epsilon is composed over the claimed steps, assumed Gaussian with Poisson sampling at rate "
-        f"{training.sample_rate:g}"
-    )
 
 
 def _composed(bound: float, family: TradeOff, training: SubsampledGaussian, delta: float) -> float:

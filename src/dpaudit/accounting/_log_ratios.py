@@ -2,8 +2,7 @@
 
 The trade-off curve of a run bounds attacks in both directions, with and without the canary exchanged. A
 canary that may be in the data set shows only one of them, so the power of an audit needs the distributions
-themselves. They are convolutions of the distribution of one step. The moments of one step, of complex order,
-determine the privacy losses of a run.
+themselves. They are convolutions of the distribution of one step.
 """
 
 from __future__ import annotations
@@ -11,22 +10,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
-from scipy import fft, special
+from scipy import fft
 
 from dpaudit._types import FloatArray
+from dpaudit.accounting._pld import power
 from dpaudit.stats.tradeoffs import Attack
 
 _DEVIATIONS = 8.5
-# of integrals along paths in the complex plane: measured against integrals with 30 digits
-_REACH = 10.0  # of the noise of a step around its mean, beyond which it has a mass below 1e-23
-_RISE = 0.3  # the largest slope of the path of the noise
-_NEGLIGIBLE, _OMITTED = -30.0, -60.0  # logarithms of shares of a moment
-
-ComplexArray: TypeAlias = npt.NDArray[np.complex128]
 
 
 def log_ratio_attack(
@@ -120,86 +112,3 @@ def _spread_over_cells(places: FloatArray, masses: FloatArray, cells: int) -> Fl
     share = places - lower
     counts = np.bincount(lower % cells, masses * (1 - share), cells)
     return np.asarray(counts + np.bincount((lower + 1) % cells, masses * share, cells), dtype=np.float64)
-
-
-def power(values: ComplexArray, exponent: int) -> ComplexArray:
-    """Return the power by repeated squaring, in a tenth of the time of ``values**exponent``."""
-    total, square = np.ones_like(values), values
-    while True:
-        if exponent % 2:
-            total *= square
-        exponent //= 2
-        if not exponent:
-            return total
-        square = square * square
-
-
-@dataclass(frozen=True, eq=False)
-class StepMoments:
-    """Nodes of the integral E[e^(a L)] over the noise of a step, with its log-likelihood ratio L.
-
-    The path of integration is above the real axis, and rises where an example that is included dominates the
-    ratio, so that e^(a L) does not oscillate if a is large and imaginary.
-    """
-
-    order: float
-    ratios: ComplexArray
-    log_weights: ComplexArray
-    excess: complex  # the integral of e^L - 1, which is 0 up to rounding
-    reach: float  # the largest |L| that matters
-    rise: float  # slope of the path
-
-    @classmethod
-    def of(cls, noise: float, sample_rate: float, num_steps: int, order: float) -> StepMoments:
-        # angles of likelihood ratios if an example is removed or added; they vanish at pi
-        height = min((1.5, 0.75)[order < 0], 1 / noise)
-        spacing = min(0.25, height * noise / 12)
-        peak = max(order, 1.0) / noise  # of the noise of a step that includes the example, times e^(a L)
-        normal = np.arange(-_REACH, _REACH + peak, spacing)
-        inside, outside = math.log(sample_rate), math.log1p(-min(sample_rate, 1 - 1e-16))
-        real = np.logaddexp(outside, inside + normal / noise - 0.5 / noise**2)
-        log_masses = real * [[max(order, 1.0)], [order]] - normal**2 / 2 + math.log(num_steps)
-        real, normal = (
-            values[: np.flatnonzero(log_masses[0] > _OMITTED)[-1] + 1] for values in (real, normal)
-        )
-        reach = float(np.abs(real[log_masses[1, : real.size] > _NEGLIGIBLE]).max())
-        # from here on the ratio is mainly that of an example that is included
-        turn = 0.5 / noise + noise * (outside - inside)
-        past = normal - max(turn, 3.0)
-        rise = min(_RISE, 10 * _RISE / max(peak - max(turn, 3.0), 1.0))
-        root = np.hypot(past, min(noise, 1.0))
-        path = normal + 1j * (height * noise + rise * (root + past) / 2)
-        direction = 1 + 0.5j * rise * (1 + past / root)
-        log_weights = np.log(direction * spacing / math.sqrt(2 * math.pi)) - path**2 / 2
-        exponents = path / noise - 0.5 / noise**2
-        early, late = np.split(exponents, [np.searchsorted(normal, turn)])
-        late_ratios = late + inside + special.log1p(np.exp(outside - inside - late))
-        ratios = np.concatenate([special.log1p(sample_rate * np.expm1(early)), late_ratios])
-        excess = sample_rate * (np.exp(exponents + log_weights) - np.exp(log_weights)).sum()
-        return cls(order, ratios, log_weights, complex(excess), reach, rise)
-
-    def logs(self, orders: ComplexArray) -> ComplexArray:
-        """Return ln E[e^(a L)] for each a, without the part of first order, in which large terms cancel."""
-        # terms with smaller weights are computed by their logarithms
-        weights, is_inner = np.exp(self.log_weights), self.log_weights.real > -20.0
-        moments = np.empty_like(orders)
-        num_blocks = 1 + orders.size * self.ratios.size // 200_000
-        for block in np.array_split(np.arange(orders.size), num_blocks):
-            exponents = orders[block, None] * self.ratios
-            moments[block] = np.expm1(exponents[:, is_inner]) @ weights[is_inner]
-            outer = np.exp(exponents[:, ~is_inner] + self.log_weights[~is_inner])
-            moments[block] += outer.sum(axis=1) - weights[~is_inner].sum()
-        return np.asarray(special.log1p(moments - orders * self.excess))
-
-    def derivatives(self) -> tuple[float, float, float]:
-        """Return ln E[e^(a L)] and its first two derivatives at a = order."""
-        terms = np.exp(self.order * self.ratios + self.log_weights)
-        value = float(self.logs(np.asarray([self.order + 0j]))[0].real)
-        first = float(((self.ratios * terms).sum() - self.excess).real) / math.exp(value)
-        second = float((self.ratios**2 * terms).sum().real) / math.exp(value)
-        return value, first, second - first**2
-
-    @property
-    def mean_size(self) -> float:
-        """The mean of |L|, on the path."""
-        return float(np.abs(self.ratios) @ np.exp(self.log_weights.real))
