@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from dpaudit import _io
-from dpaudit._io import open_file, read_json
+from dpaudit._io import open_file, read_array, read_json
 from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments import load_config
 from dpaudit.report import Report
-from dpaudit.report._read import read_array
 
 PACKAGE = Path(__file__).parent.parent / "src" / "dpaudit"
 # run code that is in what they read

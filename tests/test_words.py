@@ -56,7 +56,7 @@ ALLOWED = {
     ("CHANGELOG.md", "chance"): "names of version 0.1",
     ("CHANGELOG.md", "tell"): "names of version 0.1",
     ("src/dpaudit/cli/_demo_command.py", "trainings"): "a key of --json",
-    ("src/dpaudit/report/_read.py", "trainings"): "a key of --json",
+    ("src/dpaudit/report/_report.py", "trainings"): "a key of --json",
 }
 # public names, functions, HTML attributes and stored keys with British spelling
 BRITISH_NAMES = {

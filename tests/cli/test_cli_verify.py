@@ -243,7 +243,7 @@ def test_a_forged_number_does_not_pass_as_one_of_version_1(
     assert result.exit_code == 2
     sentence = {
         "verify": f"Expected {copy / 'config.json'} to be as the run wrote it, but it has no checksum",
-        "report": f"Expected schema_version=2 in {path}, got 1: it was written by another version of",
+        "report": f"Expected manifest.json in {copy}, but it is missing",
     }
     assert sentence[command] in result.stdout + result.stderr
     assert "0.01" not in result.stdout

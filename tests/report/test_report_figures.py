@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,13 +11,9 @@ from scipy import stats
 from statistical_limits import most_flagged
 
 import dpaudit
-from dpaudit._plotting import draw_picture
-from dpaudit.accounting import SubsampledGaussian
-from dpaudit.experiments.reproduction import Picture
-from dpaudit.experiments.reproduction._figure import Mark, Panel, Series
 from dpaudit.recording import Trajectory
 from dpaudit.report import Report, read_run
-from dpaudit.report._plot_data import Histogram, drawable, rebuilt_hypothesis
+from dpaudit.report._plot_data import Histogram
 from dpaudit.report._svg import AxisScale
 from dpaudit.stats._roc_band import ErrorRatePlane
 from dpaudit.stats.inference import BoundQuery
@@ -119,34 +111,6 @@ def test_curves_stay_in_the_plane_whatever_was_bound() -> None:
             assert ((curve >= 0) & (curve <= 1)).all()
 
 
-@pytest.mark.parametrize(("num_steps", "drawn"), [(1_000_000, True), (1_000_001, False)])
-def test_a_stored_curve_is_drawn_for_up_to_a_million_steps(num_steps: int, drawn: bool) -> None:
-    tradeoff = SubsampledGaussian(0.01, num_steps)
-    assert (drawable(Mock(tradeoff=tradeoff)) is tradeoff) == drawn
-    assert drawable(Mock(tradeoff=None)) is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"noise_multiplier": 0.09},
-        {"noise_multiplier": 1001.0},
-        {"sample_rate": 9e-8},
-        {"num_steps": 1_000_001},
-        {"noise_multiplier": 1.1},  # another claim
-        {"delta": None},
-    ],
-)
-def test_a_stored_claim_is_rebuilt_only_if_it_is_that_of_a_real_training_run(change: dict[str, Any]) -> None:
-    values = {"noise_multiplier": 1.0, "sample_rate": 0.1, "num_steps": 10, "delta": 1e-5}
-    tradeoff = dpaudit.Gaussian()
-    claimed = dpaudit.Claim.dpsgd(**values).hypothesis(tradeoff).parameter
-    found = rebuilt_hypothesis(values, tradeoff, claimed)
-    assert found is not None
-    assert found.parameter == claimed
-    assert rebuilt_hypothesis({**values, **change}, tradeoff, claimed) is None
-
-
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.2, 8.9), (0.4, 0.40001), (0.0, 1e9)])
 def test_ticks_are_round_few_and_inside(low: float, high: float) -> None:
     scale = AxisScale(low, high, 0.0, 100.0)
@@ -154,17 +118,3 @@ def test_ticks_are_round_few_and_inside(low: float, high: float) -> None:
     assert 2 <= len(ticks) <= 6
     assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)
     assert len({scale.label(tick) for tick in ticks}) == len(ticks)
-
-
-def test_a_drawn_picture_has_the_labels_of_all_panels_and_series() -> None:
-    panels = []
-    for mark in Mark:
-        edges = [0.0, 1.0, 2.0, 3.0] if mark is Mark.STEPS else [0.0, 1.0, 2.0]
-        series = [Series(label=f"label {mark}", x=edges, y=[1.0, 2.0, 3.0], mark=mark)]
-        names = {f"{name}_label": f"{name} {mark}" for name in "xy"}
-        panels.append(Panel(title=f"title {mark}", series=series, level=0.5, **names))
-    draw_picture(Picture(panels=panels, columns=2), {"svg": (file := io.BytesIO())})
-    drawn = re.findall("<!-- (.*) -->", file.getvalue().decode())
-    for mark in Mark:
-        assert {f"{name} {mark}" for name in ("title", "x", "y", "label")} <= set(drawn)
-    assert "theoretical" in drawn

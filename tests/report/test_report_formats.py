@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 
 from dpaudit.errors import InputError
 from dpaudit.report import Format, Report, schema
-from dpaudit.report._read import read_own_run
+from dpaudit.report._report import read_own_run
 
 Copy = Callable[..., Path]
 EVIL = "\"><script>alert(1)</script><img src=x onerror=alert(2)>'&lt;`|*_[a](javascript:alert(3))"

@@ -135,7 +135,7 @@ def _conclusion(trainings: list[DemoTraining]) -> str:
 
 def _report(trainings: list[DemoTraining]) -> Report:
     from dpaudit.report import Report  # noqa: PLC0415
-    from dpaudit.report._read import read_own_run  # noqa: PLC0415
+    from dpaudit.report._report import read_own_run  # noqa: PLC0415
 
     runs = tuple(read_own_run(training.folder, name=training.name.capitalize()) for training in trainings)
     return Report(runs=runs, title="The dpaudit demo", notice=f"{NOTICE} {_conclusion(trainings)}")

@@ -1,13 +1,14 @@
-"""A report as one self-contained HTML page.
+"""A report as one self-contained HTML page, and the blocks of text that every format shows.
 
-A content security policy prevents it from loading anything. Its sections: a comparison of all runs, then each
-run with its verdict, the grounds for it, its plots and its settings.
+A content security policy prevents the page from loading anything. Its sections: a comparison of all runs,
+then each run with its verdict, the grounds for it, its plots and its settings.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import resources
@@ -16,27 +17,149 @@ import dpaudit
 from dpaudit import _validate
 from dpaudit._html import Html, element, joined
 from dpaudit.diagnostics import Diagnosis
+from dpaudit.diagnostics._diagnosis import findings_sentence
 from dpaudit.report._plots import (
-    TradeoffPlot,
     comparison_plot,
     methods_plot,
     roc_plot,
     scores_plot,
+    tradeoff_plot,
     trajectory_plot,
 )
-from dpaudit.report._run import (
-    COMPARISON_HEADER,
-    Run,
-    comparison_row,
-    diagnosis_sentences,
-    headline,
-    provenance_lines,
-    smallest_leak,
-    summary,
-    verdict_mark,
-)
+from dpaudit.report._run import Run
 from dpaudit.report._svg import number, table
-from dpaudit.stats import Verdict
+from dpaudit.stats import PRIVACY, ApproximateDP, Kind, Verdict, errors_line
+from dpaudit.stats import summary as result_summary
+
+
+def verdict_mark(verdict: Verdict | None) -> tuple[str, str]:
+    """Return a symbol and a word for a verdict: color alone is never enough."""
+    marks = {
+        None: ("\N{WHITE SQUARE}", "No claim"),
+        Verdict.VIOLATION: ("\N{BLACK UP-POINTING TRIANGLE}", "Violation"),
+        Verdict.NO_VIOLATION: ("\N{WHITE CIRCLE}", "No violation"),
+        Verdict.UNDERPOWERED: ("\N{WHITE DIAMOND}", "Underpowered"),
+    }
+    return marks[verdict]
+
+
+def smallest_leak(run: Run) -> str:
+    """Return the epsilon of the smallest detectable leak."""
+    return "none" if run.power is None or math.isinf(run.power.epsilon) else number(run.power.epsilon)
+
+
+COMPARISON_HEADER = (
+    "run",
+    "verdict",
+    "claimed epsilon",
+    "lower bound on epsilon",
+    "confidence",
+    "smallest detectable leak",
+)
+
+
+def comparison_row(run: Run) -> list[str]:
+    """Return the row of a run in the table of several runs."""
+    return [
+        run.name,
+        verdict_mark(run.verdict)[1],
+        number(run.claim.epsilon),
+        number(run.bound.epsilon),
+        _validate.percent(run.bound.confidence),
+        smallest_leak(run),
+    ]
+
+
+def headline(run: Run) -> str:
+    """Return the verdict as a sentence with its numbers."""
+    claimed, least, sureness = number(run.claim.epsilon), number(run.bound.epsilon), _sureness(run)
+    if run.verdict is None:
+        return f"There is no claim: epsilon is at least {least}, {sureness}."
+    if run.verdict is Verdict.UNDERPOWERED:
+        return f"The claim of epsilon {claimed} could not be tested: twice of it could have gone undetected."
+    if run.verdict is Verdict.NO_VIOLATION:
+        return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {sureness}."
+    if run.refuted is not None and PRIVACY not in run.refuted:
+        return (
+            "The tests refute that this is the claimed mechanism, so its epsilon does not describe this run: "
+            f"{claimed} is claimed, and epsilon is at least {least}, {sureness}."
+        )
+    if isinstance(run.bound.tradeoff, ApproximateDP):  # the one curve that assumes no mechanism at any delta
+        return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {sureness}."
+    # only the claimed curve is refuted: another kind of mechanism might leak as much within its epsilon
+    return (
+        f"The claim is refuted {sureness}: a mechanism of the claimed kind that leaks this much has an "
+        f"epsilon of at least {least}, but {claimed} is claimed."
+    )
+
+
+def _sureness(run: Run) -> str:
+    """Return the certainty of the bound, with the meaning of a kind that gives no confidence."""
+    level, kind = _validate.percent(run.bound.confidence), run.bound.kind
+    return {
+        Kind.CONFIDENCE: f"with {level} confidence",
+        Kind.CREDIBLE: f"with {level} credibility ({kind.meaning})",
+        Kind.HEURISTIC: f"by a heuristic ({kind.meaning})",
+    }[kind]
+
+
+def summary(run: Run) -> list[tuple[str, str]]:
+    """Return the claim, bound, kind, method, power, estimates and noise tests as labels and sentences."""
+    lines = result_summary(
+        run.claim.summary,
+        run.bound,
+        run.power,
+        parts=run.claim.parts,
+        attack_power=run.attack_power,
+        p_value=run.p_value if run.verdict is Verdict.VIOLATION else None,
+    )
+    tests = "not run"
+    if run.diagnosis is not None:
+        names = ", ".join(finding.name for finding in run.diagnosis.findings)
+        tests = f"flagged by {names}" if names else "no findings"
+    kind = f"{run.bound.kind}: {run.bound.kind.meaning}"
+    estimates = [] if run.estimate is None else run.estimate.lines(brief=False)
+    after_bound = [label for label, _ in lines].index("bound") + 1
+    lines.insert(after_bound, ("kind", kind))
+    return [*lines, *estimates, ("noise tests", tests), *_errors(run)]
+
+
+def _errors(run: Run) -> list[tuple[str, str]]:
+    """Return how bound and tests share the error rate, if they do."""
+    if run.refuted is None or run.diagnosis is None:
+        return []
+    return [("errors", errors_line(run.bound, run.diagnosis))]
+
+
+def diagnosis_sentences(run: Run, diagnosis: Diagnosis) -> tuple[str, str]:
+    """Return the number of findings, and how they relate to the verdict."""
+    meaning = "These tests have their own error rate, and the verdict does not rest on them."
+    if run.refuted is not None:
+        meaning = "Bound and tests share one error rate, and the verdict rests on both."
+    if diagnosis.findings:
+        meaning += (
+            " A finding means that the accounting does not describe this training run; it does not bound "
+            "epsilon."
+        )
+    return findings_sentence(diagnosis), meaning
+
+
+def lists(run: Run) -> list[tuple[str, Sequence[str]]]:
+    """Return what stands below the summary: labels, each with sentences, of which there may be none."""
+    return [
+        ("possible causes", run.likely_causes),
+        ("assumes", run.assumptions),
+        ("not covered", run.not_covered),
+        ("notes", run.notes),
+    ]
+
+
+def sections(run: Run) -> list[tuple[str, Mapping[str, str]]]:
+    """Return labeled lines about the training run, its configuration and its origin, as far as known."""
+    seal = {} if run.seal is None else {"seal": f"{run.seal} (digest of manifest.json)"}
+    origin = {**run.provenance, **seal}
+    titled = (("Training", run.facts), ("Configuration", run.settings), ("Provenance", origin))
+    return [(title, lines) for title, lines in titled if lines]
 
 
 def page(runs: Sequence[Run], *, title: str, notice: str | None = None) -> str:
@@ -169,13 +292,7 @@ def _numbers(run: Run) -> Html:
 def _grounds(run: Run) -> Html:
     """Return the grounds for the verdict, in full sentences."""
     entries: list[tuple[str, Html]] = [(label, element("p", text)) for label, text in summary(run)]
-    lists = (
-        ("possible causes", run.likely_causes),
-        ("assumes", run.assumptions),
-        ("not covered", run.not_covered),
-        ("notes", run.notes),
-    )
-    entries += [(label, _list(texts)) for label, texts in lists if texts]
+    entries += [(label, _list(texts)) for label, texts in lists(run) if texts]
     items = [item for label, text in entries for item in (element("dt", label), element("dd", text))]
     return element("dl", *items, class_="grounds")
 
@@ -200,10 +317,7 @@ def _plot_functions(run: Run) -> Iterator[Callable[..., Html]]:
     if figures.course is not None:
         yield partial(trajectory_plot, run, figures.course)
     if figures.plane is not None:
-        plot = TradeoffPlot(figures.plane)
-        yield plot.full
-        if plot.needs_closeup:
-            yield plot.closeup
+        yield partial(tradeoff_plot, figures.plane)
     if run.estimate is not None and run.estimate.roc is not None:
         yield partial(roc_plot, run.estimate.roc)
 
@@ -226,15 +340,12 @@ def _diagnosis(run: Run, diagnosis: Diagnosis) -> Html:
 def _settings(run: Run) -> Html | None:
     """Return facts about the training run; its configuration and provenance are long, hence collapsed."""
     elements: list[Html] = []
-    if run.facts:
-        elements += [element("h3", "Training"), _lines(run.facts)]
-    if run.settings:
-        folded = element("summary", element("h3", "Configuration"))
-        elements.append(element("details", folded, _lines(run.settings)))
-    origin = provenance_lines(run)
-    if origin:
-        folded = element("summary", element("h3", "Provenance"))
-        elements.append(element("details", folded, _lines(origin)))
+    for title, lines in sections(run):
+        heading = element("h3", title)
+        if title == "Training":
+            elements += [heading, _lines(lines)]
+        else:
+            elements.append(element("details", element("summary", heading), _lines(lines)))
     return element("div", joined(elements), class_="part") if elements else None
 
 

@@ -1,48 +1,35 @@
 """The numbers behind the plots of a report.
 
 :class:`PlotData` holds the data that the observations of a run provide: a histogram of the scores (a report
-shows no individual score), the plane of the two error rates, and the bound over time. For a stored run, the
-curve and the claim are rebuilt, within limits.
+shows no individual score), the plane of the two error rates, and the bound over time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.accounting import Claim, SubsampledGaussian
-from dpaudit.errors import InputError
 from dpaudit.recording import Trajectory
 from dpaudit.stats import (
-    ApproximateDP,
     BestOf,
     Betting,
     Bound,
     ErrorCounts,
     ErrorRatePlane,
     Fixed,
-    Gaussian,
     Hypothesis,
-    Laplace,
     Observations,
-    PureDP,
-    RandomizedResponse,
     StepScores,
-    TradeOff,
-    number,
     plain,
 )
 from dpaudit.stats.inference import BoundQuery, far_rates
 from dpaudit.stats.thresholds import predictable_bets
 
 _HUGE = 1e150  # differences of scores have to be finite
-_MOST_STEPS = 10**6  # for which a plot composes a curve or accounts a claim
-_DRAWN = ApproximateDP, Gaussian, Laplace, PureDP, RandomizedResponse, SubsampledGaussian
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +48,16 @@ class PlotData:
     def of(
         cls,
         observations: Observations | None,
-        *,
-        claimed: float,
         bound: Bound,
-        tradeoff: TradeOff | None,
         hypothesis: Hypothesis | None,
+        *,
         in_order: bool = True,
     ) -> PlotData:
         """Compute the data of the plots. ``in_order`` states that observations are in temporal order."""
         course = _trajectory(observations, hypothesis, bound) if in_order else None
         return cls(
             scores=None if observations is None else Histogram.of(observations, bound.threshold),
-            plane=_plane(claimed, bound, tradeoff),
+            plane=None if hypothesis is None else _plane(hypothesis, bound),
             course=course,
             of_verdict=course is not None and _ends_at(course, bound),
         )
@@ -137,13 +122,13 @@ def _bins(sides: list[FloatArray]) -> int:
     return max(6, min(48, round(2 * math.sqrt(min(side.size for side in sides)))))
 
 
-def _plane(claimed: float, bound: Bound, tradeoff: TradeOff | None) -> ErrorRatePlane | None:
-    if tradeoff is None or not isinstance(bound.counts, ErrorCounts) or not 0 <= claimed < math.inf:
+def _plane(hypothesis: Hypothesis, bound: Bound) -> ErrorRatePlane | None:
+    if not isinstance(bound.counts, ErrorCounts) or not 0 <= hypothesis.parameter < math.inf:
         return None
     return ErrorRatePlane.of(
         bound.counts,
-        tradeoff=tradeoff,
-        claimed=claimed,
+        tradeoff=hypothesis.tradeoff,
+        claimed=hypothesis.parameter,
         bound=bound.parameter,
         confidence=bound.confidence,
     )
@@ -205,33 +190,3 @@ def _trajectory_values(trajectory: Trajectory) -> dict[str, Any]:
         "upper": [plain(point.upper) for point in points],
         "confidence": trajectory.confidence,
     }
-
-
-def drawable(bound: Bound) -> TradeOff | None:
-    """Return the trade-off of a stored bound; None if it is unknown or slow to draw."""
-    tradeoff = bound.tradeoff
-    if not isinstance(tradeoff, _DRAWN):
-        return None
-    is_long = isinstance(tradeoff, SubsampledGaussian) and (
-        tradeoff.num_steps > _MOST_STEPS or tradeoff.num_lines
-    )
-    return None if is_long else tradeoff
-
-
-def rebuilt_hypothesis(
-    values: Mapping[str, Any], tradeoff: TradeOff | None, claimed: float
-) -> Hypothesis | None:
-    """Return the hypothesis of a stored DP-SGD run for one observation; None if it is unknown."""
-    names = ("noise_multiplier", "sample_rate", "num_steps", "delta")
-    if tradeoff is None or any(values.get(name) is None for name in names):
-        return None
-    noise, rate, steps, delta = (number(values, name) for name in names)
-    if not 0.1 <= noise <= 1000 or rate < 1e-7 or steps > _MOST_STEPS:  # unlike real training runs
-        return None
-    try:
-        claim = Claim.dpsgd(noise_multiplier=noise, sample_rate=rate, num_steps=int(steps), delta=delta)
-        hypothesis = claim.hypothesis(tradeoff)
-    except InputError:
-        return None
-    # another claim would need another plot
-    return hypothesis if math.isclose(hypothesis.parameter, claimed, rel_tol=1e-6) else None

@@ -1,10 +1,16 @@
-"""Reports on one or several runs as HTML, Markdown or JSON, as text or in a file."""
+"""Reports on one or several runs as HTML, Markdown or JSON, as text or in a file.
+
+:func:`read_run` reads the directory of a finished run, which is untrusted: nothing in it is executed, no
+pickle is loaded, and memory is bounded. The files have to be those that were sealed, and the numbers those
+that follow from the scores; a value that no run writes is damage.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
@@ -13,21 +19,24 @@ from typing import Any
 
 import dpaudit
 from dpaudit import _io
+from dpaudit._io import read_json
 from dpaudit.errors import InputError
-from dpaudit.experiments._seal import require_no_run_file
-from dpaudit.report._page import page
-from dpaudit.report._read import read_run
-from dpaudit.report._run import (
+from dpaudit.experiments._recompute import remarks_on
+from dpaudit.experiments._run_analysis import StoredScores
+from dpaudit.experiments._seal import check_seal, require_checksum, require_no_run_file
+from dpaudit.report._page import (
     COMPARISON_HEADER,
-    METHODS_HEADER,
-    Run,
     comparison_row,
     diagnosis_sentences,
     headline,
-    method_row,
-    provenance_lines,
+    lists,
+    page,
+    sections,
     summary,
 )
+from dpaudit.report._plot_data import PlotData
+from dpaudit.report._run import METHODS_HEADER, Run, flattened, method_row, printable
+from dpaudit.stats import Bound, Observations, TradeOff
 
 SCHEMA_VERSION = 2
 # characters that Markdown, or HTML inside it, would interpret as markup in untrusted text
@@ -112,6 +121,113 @@ class Report:
         _io.write_text(target, self.to_text(format or Format.of(file)))
 
 
+def read_run(path: str | Path, *, name: str | None = None) -> Run:
+    """Read the directory of a finished ``dpaudit run``; it is named after the directory by default.
+
+    Untrusted files can be read: nothing in them is executed, and invalid values raise ``InputError``. So do
+    files that have changed since the run was sealed, and numbers that do not follow from the scores.
+    """
+    return _read(_io.expanded(path), name, remarks_on)
+
+
+def read_own_run(path: Path, *, name: str) -> Run:
+    """Read a run that this process has just finished: there is no need to derive its numbers again."""
+    return _read(path, name, lambda *_: ())
+
+
+def _read(folder: Path, name: str | None, remarks_on: Callable[..., tuple[str, ...]]) -> Run:
+    file = folder / "result.json"
+    _require_finished(folder, file)
+    seal = check_seal(folder)
+    stored = read_json(file)
+    _require_no_demo(folder, stored)
+    remarks = remarks_on(folder, stored, seal)
+    with _as_damage(file):
+        values: dict[str, Any] = _printable(stored)
+        scores = StoredScores.read(folder, values, values["audit"])
+        observations, counted = _observations(scores)
+        return Run.from_dict(
+            values,
+            name=printable(name or folder.resolve().name),
+            settings=_settings(folder),
+            remarks=remarks,
+            seal=None if seal is None else seal.digest,
+            # canaries of one run have no order in time
+            figures=_figures(scores, observations, in_order=counted != "canary"),
+            counted=counted,
+        )
+
+
+def _require_finished(folder: Path, file: Path) -> None:
+    if not folder.is_dir():
+        raise InputError(f"Expected {folder} to be the directory of a run, but there is no such directory.")
+    if not file.exists():
+        begun = (folder / "config.json").exists()
+        reason = (
+            "but it is unfinished: resume it with dpaudit run" if begun else "but there is no result.json"
+        )
+        raise InputError(f"Expected a finished run in {folder}, {reason}.")
+
+
+def _require_no_demo(folder: Path, values: Mapping[str, Any]) -> None:
+    """Raise for the directory of a demo, whose runs are in subdirectories."""
+    if "schema_version" in values or "trainings" not in values:
+        return
+    inner = sorted(str(path.parent) for path in folder.glob("*/result.json"))
+    runs = f"its runs are {', '.join(inner[:10])}" if inner else "it no longer contains any run"
+    raise InputError(f"Expected {folder} to be the directory of a run, got that of dpaudit demo; {runs}.")
+
+
+@contextmanager
+def _as_damage(file: Path) -> Iterator[None]:
+    """Add the name of the file to the error about an invalid value; a value of another type is damage."""
+    try:
+        yield
+    except InputError as error:
+        if str(file.parent) in str(error):
+            raise
+        raise InputError(f"{str(error).removesuffix('.')}, in {file}.") from error
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise InputError(f"Expected the result of a run in {file}, but it is damaged.") from error
+
+
+def _printable(value: Any) -> Any:
+    """Return plain values with all strings printable.
+
+    >>> _printable({"name": "a" + chr(27), "sizes": [1, 2.5]})["name"] == "a" + chr(0xFFFD)
+    True
+    """
+    if isinstance(value, Mapping):
+        return {printable(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
+
+
+def _observations(scores: StoredScores) -> tuple[Observations, str]:
+    """Return the observations, and what each comes from: a step, a trial or a canary."""
+    if scores.are_guessed:
+        return Observations.from_presence(scores.arrays["scores"], scores.arrays["present"]), "canary"
+    counted = {"with_canary": "trial", "log_likelihood_ratios": "canary", "scores": "step"}
+    return scores.observations, next(word for name, word in counted.items() if name in scores.arrays)
+
+
+def _figures(scores: StoredScores, observations: Observations, *, in_order: bool) -> PlotData:
+    bound, hypothesis = Bound.from_dict(scores.values["bound"]), None
+    if scores.claim is not None and isinstance(bound.tradeoff, TradeOff):
+        hypothesis = scores.claim.hypothesis(bound.tradeoff)
+    return PlotData.of(observations, bound, hypothesis, in_order=in_order)
+
+
+def _settings(folder: Path) -> dict[str, str]:
+    path = folder / "config.json"
+    if not path.exists():
+        return {}
+    stored = require_checksum(path, read_json(path))
+    resolved = {f"resolved.{label}": value for label, value in flattened(stored["resolved"]).items()}
+    return flattened(stored["config"]) | resolved
+
+
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of :meth:`Report.to_dict`."""
     name = f"report-{SCHEMA_VERSION}.json"
@@ -139,27 +255,15 @@ def _section(run: Run) -> Iterator[str]:
     word = "" if run.verdict is None else f"{run.verdict.name}. "
     yield f"{word}{_plain(run.sentence)}"
     yield _table(("", ""), summary(run))
-    lists = (
-        ("Possible causes", run.likely_causes),
-        ("Assumes", run.assumptions),
-        ("Not covered", run.not_covered),
-        ("Notes", run.notes),
-        ("Diagnostics", _diagnosis(run)),
-    )
-    for label, texts in lists:
+    for label, texts in (*lists(run), ("diagnostics", _diagnosis(run))):
         if texts:
-            yield f"{label}:\n\n" + "\n".join(f"- {_plain(text)}" for text in texts)
+            yield f"{label.capitalize()}:\n\n" + "\n".join(f"- {_plain(text)}" for text in texts)
     if run.methods:
         yield "### All methods"
         yield _table(METHODS_HEADER, [method_row(method) for method in run.methods])
-    for label, lines in (
-        ("Training", run.facts),
-        ("Configuration", run.settings),
-        ("Provenance", provenance_lines(run)),
-    ):
-        if lines:
-            yield f"### {label}"
-            yield _table(("", ""), list(lines.items()))
+    for label, lines in sections(run):
+        yield f"### {label}"
+        yield _table(("", ""), list(lines.items()))
 
 
 def _diagnosis(run: Run) -> list[str]:

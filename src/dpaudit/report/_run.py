@@ -1,34 +1,31 @@
-"""One audit as shown in a report, and the sentences and tables shared by all formats of a report."""
+"""One audit as shown in a report, restored from the plain values of its result."""
 
 from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from dpaudit import _validate
-from dpaudit.diagnostics import Diagnosis
-from dpaudit.diagnostics._diagnosis import findings_sentence
+from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.report._plot_data import PlotData
 from dpaudit.report._svg import number
 from dpaudit.stats import (
-    PRIVACY,
-    ApproximateDP,
+    LARGEST,
     Bound,
     ClaimPart,
     ErrorCounts,
     Estimate,
-    Kind,
     Observations,
     Power,
     Result,
     Verdict,
-    errors_line,
     plain,
 )
-from dpaudit.stats import summary as result_summary
+from dpaudit.stats import number as read_number
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +38,16 @@ class ClaimSummary:
     parameter: float
     parts: tuple[ClaimPart, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {
-            "summary": self.summary,
-            "epsilon": plain(self.epsilon),
-            "delta": self.delta,
-            "parameter": plain(self.parameter),
-            "parts": [component.to_dict() for component in self.parts],
-        }
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ClaimSummary:
+        """Restore a claim from the values of a result."""
+        return cls(
+            summary=_text(values["summary"]),
+            epsilon=read_number(values, "epsilon"),
+            delta=read_number(values, "delta", high=1.0),
+            parameter=read_number(values, "parameter"),
+            parts=tuple(map(ClaimPart.from_dict, values.get("parts", ()))),
+        )
 
 
 @dataclass(frozen=True)
@@ -77,12 +75,14 @@ class MethodBound:
 class Run:
     """One audit: the claim, the result, and the method.
 
-    ``facts``, ``settings``, ``versions`` and ``provenance`` are labeled lines about the training run, its
-    configuration, its software and its origin. ``seal`` is the digest of its manifest, if it has one.
-    ``counted`` names the source of one observation, such as "step" or "trial".
+    ``values`` are those of ``Result.to_dict()`` or ``result.json``, from which the other attributes of the
+    audit were restored. ``settings`` are labeled lines about the configuration, ``remarks`` the notes that
+    are about the directory of the run, ``seal`` is the digest of its manifest, if it has one. ``counted``
+    names the source of one observation, such as "step" or "trial".
     """
 
     name: str
+    values: Mapping[str, Any] = field(repr=False)
     verdict: Verdict | None
     """None without a claim."""
     sentence: str
@@ -94,11 +94,9 @@ class Run:
     p_value: float | None = None
     """None without a claim."""
     estimate: Estimate | None = None
-    """None if the run was made by a version without estimates."""
+    """None if the run was stopped at a violation, or if all canaries are of one model."""
     methods: tuple[MethodBound, ...] = ()
     notes: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    """The notes that are about the directory of the run: what could not be checked or derived again."""
     not_covered: tuple[str, ...] = ()
     refuted: tuple[str, ...] | None = None
     """What is refuted, "privacy" or "mechanism"; None if bound and diagnosis do not share an error rate."""
@@ -106,9 +104,9 @@ class Run:
     likely_causes: tuple[str, ...] = ()
     """Possible causes of the violation, or of the findings of the diagnosis."""
     facts: Mapping[str, str] = field(default_factory=dict)
+    """Labeled lines about the training run."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    provenance: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
     seal: str | None = None
     figures: PlotData = field(default_factory=PlotData)
     counted: str = "step"
@@ -127,44 +125,45 @@ class Run:
 
         A ``diagnosis`` that is not part of the result is shown beside it, with its own error rate.
         """
-        is_joint = diagnosis is None
-        diagnosis = result.diagnosis if diagnosis is None else diagnosis
-        claim = ClaimSummary(
-            summary=result.claim.summary,
-            epsilon=result.claim.epsilon,
-            delta=result.claim.delta,
-            parameter=result.hypothesis.parameter,
-            parts=result.claim.parts,
+        values = result.to_dict()
+        if diagnosis is not None:
+            causes = list(diagnosis.likely_causes())
+            values |= {"refuted": None, "diagnosis": diagnosis.to_dict(), "likely_causes": causes}
+        is_stepped = observations is not None and observations.is_stepped
+        return cls.from_dict(
+            values,
+            name=name,
+            settings=flattened(settings or {}),
+            figures=PlotData.of(observations, result.bound, result.hypothesis),
+            counted="step" if is_stepped else "observation",
         )
-        figures = PlotData.of(
-            observations,
-            claimed=claim.parameter,
-            bound=result.bound,
-            tradeoff=result.hypothesis.tradeoff,
-            hypothesis=result.hypothesis,
-        )
-        stepped = observations is not None and observations.is_stepped
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, name: str, **more: Any) -> Run:
+        """Restore an audit from the values of its result; ``more`` are the attributes that these lack.
+
+        A value that is missing or of another type raises ``InputError``, ``KeyError`` or ``TypeError``.
+        """
+        claim, word = ClaimSummary.from_dict(values["claim"]), values["verdict"]
         return cls(
             name=name,
-            verdict=result.verdict,
-            sentence=result.sentence,
+            values=values,
+            verdict=None if word is None else Verdict[word],
+            sentence=_text(values["sentence"] or "No verdict: without a claim, there is nothing to refute."),
             claim=claim,
-            bound=result.bound,
-            power=result.power,
-            attack_power=result.attack_power,
-            p_value=result.p_value,
-            notes=result.notes,
-            estimate=result.estimate,
-            not_covered=result.not_covered,
-            refuted=result.refuted if is_joint else None,
-            diagnosis=diagnosis,
-            likely_causes=result.likely_causes()
-            if diagnosis is None or is_joint
-            else diagnosis.likely_causes(),
-            settings=flattened(settings or {}),
-            provenance=flattened(result.provenance or {}, hidden=()),
-            figures=figures,
-            counted="step" if stepped else "observation",
+            bound=Bound.from_dict(values["bound"]),
+            power=None if word is None else Power.from_dict(values["power"]),
+            attack_power=_optional(Power.from_dict, values, "attack_power"),
+            p_value=None if values.get("p_value") is None else read_number(values, "p_value", high=1.0),
+            estimate=_optional(Estimate.from_dict, values, "estimate"),
+            methods=tuple(_methods(values.get("methods", ()), claim.delta)),
+            notes=(*_texts(values, "notes"), *more.get("remarks", ())),
+            not_covered=_texts(values, "not_covered"),
+            refuted=_texts(values, "refuted") if values.get("refuted") is not None else None,
+            diagnosis=_optional(_diagnosis, values, "diagnosis"),
+            likely_causes=_texts(values, "likely_causes"),
+            facts=dict(_facts(values)),
+            **more,
         )
 
     @property
@@ -177,30 +176,31 @@ class Run:
         """The bound that the verdict rests on, as one of the methods."""
         return MethodBound("verdict", self.bound, self.bound.epsilon)
 
+    @property
+    def provenance(self) -> dict[str, str]:
+        """Labeled lines about the origin of the numbers."""
+        return flattened(self.values.get("provenance") or {}, hidden=())
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of the software."""
+        origin = self.values.get("provenance") or {}
+        return flattened({**origin.get("packages", {}), **{k: origin.get(k) for k in ("python", "platform")}})
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, as described by the schema."""
+        stored = ("verdict", "refuted", "power", "attack_power", "p_value", "estimate")
+        shown = ("name", "sentence", "facts", "settings", "versions", "provenance", "seal", "counted")
         return {
-            "name": self.name,
-            "verdict": None if self.verdict is None else self.verdict.name,
-            "refuted": None if self.refuted is None else list(self.refuted),
-            "sentence": self.sentence,
-            "claim": self.claim.to_dict(),
+            **{key: self.values.get(key) for key in stored},
+            **{key: getattr(self, key) for key in shown},
+            "claim": self.values["claim"],
             "bound": self.verdict_bound.to_dict(),
-            "power": None if self.power is None else self.power.to_dict(),
-            "attack_power": None if self.attack_power is None else self.attack_power.to_dict(),
-            "p_value": self.p_value,
-            "estimate": None if self.estimate is None else self.estimate.to_dict(),
             "methods": [method.to_dict() for method in self.methods],
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
             "diagnosis": None if self.diagnosis is None else self._diagnosis_values(self.diagnosis),
             "likely_causes": list(self.likely_causes),
-            "facts": dict(self.facts),
-            "settings": dict(self.settings),
-            "versions": dict(self.versions),
-            "provenance": dict(self.provenance),
-            "seal": self.seal,
-            "counted": self.counted,
             "figures": self.figures.to_dict(),
         }
 
@@ -216,42 +216,77 @@ class Run:
         }
 
 
-def verdict_mark(verdict: Verdict | None) -> tuple[str, str]:
-    """Return a symbol and a word for a verdict: color alone is never enough."""
-    marks = {
-        None: ("\N{WHITE SQUARE}", "No claim"),
-        Verdict.VIOLATION: ("\N{BLACK UP-POINTING TRIANGLE}", "Violation"),
-        Verdict.NO_VIOLATION: ("\N{WHITE CIRCLE}", "No violation"),
-        Verdict.UNDERPOWERED: ("\N{WHITE DIAMOND}", "Underpowered"),
-    }
-    return marks[verdict]
+def _text(value: Any) -> str:
+    """Return a string, or raise: what is not printed as it is has to be a number."""
+    if not isinstance(value, str):
+        raise TypeError
+    return value
 
 
-def smallest_leak(run: Run) -> str:
-    """Return the epsilon of the smallest detectable leak."""
-    return "none" if run.power is None or math.isinf(run.power.epsilon) else number(run.power.epsilon)
+def _texts(values: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    return tuple(map(_text, values.get(key, ())))
 
 
-COMPARISON_HEADER = (
-    "run",
-    "verdict",
-    "claimed epsilon",
-    "lower bound on epsilon",
-    "confidence",
-    "smallest detectable leak",
-)
+def _optional(restore: Callable[[Mapping[str, Any]], T], values: Mapping[str, Any], key: str) -> T | None:
+    return None if values.get(key) is None else restore(values[key])
 
 
-def comparison_row(run: Run) -> list[str]:
-    """Return the row of a run in the table of several runs."""
-    return [
-        run.name,
-        verdict_mark(run.verdict)[1],
-        number(run.claim.epsilon),
-        number(run.bound.epsilon),
-        _validate.percent(run.bound.confidence),
-        smallest_leak(run),
-    ]
+def _methods(rows: Sequence[Mapping[str, Any]], delta: float) -> Iterator[MethodBound]:
+    """Yield the bounds of all methods; bounds on steps also have an epsilon for the whole training run.
+
+    A bound at delta = 0, such as Katz's interval, cannot be compared with a claim at another delta.
+    """
+    key = "epsilon" if all(row.get("training_epsilon") is None for row in rows) else "training_epsilon"
+    for row in rows:
+        is_comparable = row[key] is not None and (key != "epsilon" or row["delta"] == delta)
+        compared = read_number(row, key) if is_comparable else None
+        yield MethodBound(_text(row["name"]), Bound.from_dict(row), compared)
+
+
+def _diagnosis(values: Mapping[str, Any]) -> Diagnosis:
+    """Return all tests and their findings; a test without a finding has no stored sentence."""
+    return Diagnosis(
+        confidence=read_number(values, "confidence", high=1.0),
+        checks=tuple(Check(sentence="", **_tested(test)) for test in values["tests"]),
+        findings=tuple(
+            Finding(
+                adjusted=read_number(finding, "adjusted", high=LARGEST),
+                sentence=_text(finding["sentence"]),
+                **_tested(finding),
+            )
+            for finding in values["findings"]
+        ),
+        notes=_texts(values, "notes"),
+        assumptions=_texts(values, "assumptions"),
+    )
+
+
+def _tested(values: Mapping[str, Any]) -> dict[str, Any]:
+    p_value = read_number(values, "p_value", high=1.0)
+    return {"name": _text(values["name"]), "p_value": p_value, "estimate": math.nan}
+
+
+def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield labeled facts about the training run."""
+    for key in ("mode", "threat_model"):
+        if values.get(key) is not None:
+            yield key.replace("_", " "), _text(values[key])
+    if values.get("num_done") is not None:
+        done, planned = (read_number(values, key) for key in ("num_done", "num_steps"))
+        early = ", stopped at the first violation" if values["stopped_early"] is True else ""
+        yield "steps", f"{done:,.0f} of {planned:,.0f}{early}"
+    for key, label, form in (
+        ("num_canaries", "canaries", ",.0f"),
+        ("num_parameters", "parameters of the model", ",.0f"),
+        ("noise_multiplier", "noise multiplier", ".6g"),
+        ("sample_rate", "sample rate", ".6g"),
+        ("accuracy", "test accuracy", ".3f"),
+    ):
+        if values.get(key) is not None:
+            yield label, f"{read_number(values, key):{form}}"
+    timing = values.get("timing") or {}
+    if timing.get("training_seconds") is not None:
+        yield "training took", f"{read_number(timing, 'training_seconds'):,.1f} s"
 
 
 METHODS_HEADER = ("method", "threshold", "kind", "epsilon", "comparable to the claim")
@@ -261,86 +296,6 @@ def method_row(method: MethodBound) -> list[str]:
     """Return the row of a method in the table of all methods."""
     bound, compared = method.bound, number(method.claim_epsilon)
     return [method.name, bound.threshold_rule.label, str(bound.kind), number(bound.epsilon), compared]
-
-
-def headline(run: Run) -> str:
-    """Return the verdict as a sentence with its numbers."""
-    claimed, least, sureness = number(run.claim.epsilon), number(run.bound.epsilon), _sureness(run)
-    if run.verdict is None:
-        return f"There is no claim: epsilon is at least {least}, {sureness}."
-    if run.verdict is Verdict.UNDERPOWERED:
-        return f"The claim of epsilon {claimed} could not be tested: twice of it could have gone undetected."
-    if run.verdict is Verdict.NO_VIOLATION:
-        return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {sureness}."
-    if run.refuted is not None and PRIVACY not in run.refuted:
-        return (
-            "The tests refute that this is the claimed mechanism, so its epsilon does not describe this run: "
-            f"{claimed} is claimed, and epsilon is at least {least}, {sureness}."
-        )
-    if isinstance(run.bound.tradeoff, ApproximateDP):  # the one curve that assumes no mechanism at any delta
-        return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {sureness}."
-    # only the claimed curve is refuted: another kind of mechanism might leak as much within its epsilon
-    return (
-        f"The claim is refuted {sureness}: a mechanism of the claimed kind that leaks this much has an "
-        f"epsilon of at least {least}, but {claimed} is claimed."
-    )
-
-
-def _sureness(run: Run) -> str:
-    """Return the certainty of the bound, with the meaning of a kind that gives no confidence."""
-    level, kind = _validate.percent(run.bound.confidence), run.bound.kind
-    return {
-        Kind.CONFIDENCE: f"with {level} confidence",
-        Kind.CREDIBLE: f"with {level} credibility ({kind.meaning})",
-        Kind.HEURISTIC: f"by a heuristic ({kind.meaning})",
-    }[kind]
-
-
-def summary(run: Run) -> list[tuple[str, str]]:
-    """Return the claim, bound, kind, method, power, estimates and noise tests as labels and sentences."""
-    lines = result_summary(
-        run.claim.summary,
-        run.bound,
-        run.power,
-        parts=run.claim.parts,
-        attack_power=run.attack_power,
-        p_value=run.p_value if run.verdict is Verdict.VIOLATION else None,
-    )
-    tests = "not run"
-    if run.diagnosis is not None:
-        names = ", ".join(finding.name for finding in run.diagnosis.findings)
-        tests = f"flagged by {names}" if names else "no findings"
-    kind = f"{run.bound.kind}: {run.bound.kind.meaning}"
-    estimates = [] if run.estimate is None else run.estimate.lines(brief=False)
-    after_bound = [label for label, _ in lines].index("bound") + 1
-    lines.insert(after_bound, ("kind", kind))
-    return [*lines, *estimates, ("noise tests", tests), *_errors(run)]
-
-
-def _errors(run: Run) -> list[tuple[str, str]]:
-    """Return how bound and tests share the error rate, if they do."""
-    if run.refuted is None or run.diagnosis is None:
-        return []
-    return [("errors", errors_line(run.bound, run.diagnosis))]
-
-
-def diagnosis_sentences(run: Run, diagnosis: Diagnosis) -> tuple[str, str]:
-    """Return the number of findings, and how they relate to the verdict."""
-    meaning = "These tests have their own error rate, and the verdict does not rest on them."
-    if run.refuted is not None:
-        meaning = "Bound and tests share one error rate, and the verdict rests on both."
-    if diagnosis.findings:
-        meaning += (
-            " A finding means that the accounting does not describe this training run; it does not bound "
-            "epsilon."
-        )
-    return findings_sentence(diagnosis), meaning
-
-
-def provenance_lines(run: Run) -> dict[str, str]:
-    """Return where the numbers come from, and the seal of the run's directory; empty if neither is known."""
-    seal = {} if run.seal is None else {"seal": f"{run.seal} (digest of manifest.json)"}
-    return {**run.provenance, **seal}
 
 
 _LONGEST_SETTING = 400  # characters of one value

@@ -22,6 +22,8 @@ class AxisScale:
     """Whether the numbers are integers."""
     log: bool = False
     """Whether the scale is logarithmic, with ticks at powers of ten."""
+    most: int = 5
+    """One less than the largest number of ticks."""
 
     def __call__(self, value: float) -> float:
         """Return the coordinate of a number; a distant or infinite number is drawn just outside."""
@@ -32,33 +34,29 @@ class AxisScale:
         share = min(max((at - low) / (high - low), -1.0), 2.0)
         return self.start + share * (self.end - self.start)
 
-    def ticks(self, most: int = 5) -> list[float]:
-        """Return round numbers within the range, at most ``most + 1``."""
+    def ticks(self) -> list[float]:
+        """Return round numbers within the range."""
         if self.log:
             ends = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             return [10.0**power for power in range(ends[0], ends[1] + 1)]
-        step = self._step(most)
-        first = math.ceil(self.low / step - 1e-9)
-        last = math.floor(self.high / step + 1e-9)
-        return [round(i * step, 12) for i in range(first, last + 1)]
+        first = math.ceil(self.low / self._step - 1e-9)
+        last = math.floor(self.high / self._step + 1e-9)
+        return [round(i * self._step, 12) for i in range(first, last + 1)]
 
-    def label(self, value: float, most: int = 5) -> str:
+    def label(self, value: float) -> str:
         """Format a number with enough digits to distinguish ticks."""
         if self.log:
             return f"{value:g}"
-        step = self._step(most)
-        digits = max(0, -math.floor(math.log10(step) + 1e-9))
+        digits = max(0, -math.floor(math.log10(self._step) + 1e-9))
         return f"{value:,.{digits}f}" if digits <= 6 else f"{value:.3g}"
 
-    def _step(self, most: int) -> float:
-        step = _round_step((self.high - self.low) / most)
+    @property
+    def _step(self) -> float:
+        """The distance of ticks, rounded up to 1, 2 or 5 times a power of ten."""
+        step = (self.high - self.low) / self.most
+        power = 10.0 ** math.floor(math.log10(step))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
         return max(step, 1.0) if self.counts else step
-
-
-def _round_step(step: float) -> float:
-    """Round up to 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(step))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
 
 
 def number(value: float | None) -> str:
@@ -95,34 +93,28 @@ class Canvas:
         up = AxisScale(*y, height - _BOTTOM, _TOP, log=log)
         return cls(across, up, height)
 
-    def axes(self, x_label: str, y_label: str) -> Html:
-        """Draw grid lines at round numbers, and the labels of both axes."""
-        middle = (self.y.start + self.y.end) / 2
-        turned = f"rotate(-90 12 {middle:g})"
-        y_name = element("text", y_label, class_="axis middle", x=12, y=middle, transform=turned)
-        return joined([*self._columns(), *self._rows(), self._x_name(x_label), y_name])
+    def axes(self, x_label: str, y_label: str | None = None) -> Html:
+        """Draw grid lines at round numbers, and the labels of both axes, or of the x axis alone."""
+        middle = (self.x.start + self.x.end) / 2
+        x_name = element("text", x_label, class_="axis middle", x=middle, y=self.height - 8)
+        rows = [] if y_label is None else self._rows(y_label)
+        return joined([*self._columns(), x_name, *rows])
 
-    def x_axis(self, label: str, most: int) -> Html:
-        """Draw the x axis alone, with at most ``most + 1`` grid lines."""
-        return joined([*self._columns(most), self._x_name(label)])
-
-    def _columns(self, most: int = 5) -> Iterable[Html]:
+    def _columns(self) -> Iterable[Html]:
         bottom = self.y.start
-        for tick in self.x.ticks(most):
+        for tick in self.x.ticks():
             at = self.x(tick)
             yield element("line", class_="grid", x1=at, x2=at, y1=self.y.end, y2=bottom)
-            yield element("text", self.x.label(tick, most), class_="tick middle", x=at, y=bottom + 16)
+            yield element("text", self.x.label(tick), class_="tick middle", x=at, y=bottom + 16)
 
-    def _rows(self) -> Iterable[Html]:
-        left = self.x.start
+    def _rows(self, label: str) -> Iterable[Html]:
+        left, middle = self.x.start, (self.y.start + self.y.end) / 2
         for tick in self.y.ticks():
             at = self.y(tick)
             yield element("line", class_="grid", x1=left, x2=self.x.end, y1=at, y2=at)
             yield element("text", self.y.label(tick), class_="tick end", x=left - 7, y=at + 4)
-
-    def _x_name(self, label: str) -> Html:
-        middle = (self.x.start + self.x.end) / 2
-        return element("text", label, class_="axis middle", x=middle, y=self.height - 8)
+        turned = f"rotate(-90 12 {middle:g})"
+        yield element("text", label, class_="axis middle", x=12, y=middle, transform=turned)
 
     def line(self, xs: Iterable[float], ys: Iterable[float], class_: str) -> Html:
         """Draw a line through these points."""
@@ -168,10 +160,6 @@ class Canvas:
         box = f"{left:g} {top:g} {wide:g} {high:g}"
         return element("svg", *marks, x=left, y=top, width=wide, height=high, viewBox=box)
 
-    def target(self, x: float, y: float, tip: str) -> Html:
-        """Add a hover target around one mark, larger than the mark."""
-        return element("circle", class_="hit round", cx=self.x(x), cy=self.y(y), r=12, data_tip=tip)
-
     def svg(self, *marks: Html, label: str) -> Html:
         """Return the picture. Once it has the focus, the arrow keys step through its points."""
         return element(
@@ -193,11 +181,29 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
-def figure(title: str, text: str, picture: Html, numbers: Html, *, keys: Html, wide: bool = False) -> Html:
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of a plot, as a table; its first ``words`` columns are no numbers."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+
+    @property
+    def tips(self) -> list[str]:
+        """Each row as the text that is shown beside its mark."""
+        return ["\n".join(map("{}: {}".format, self.header, row)) for row in self.rows]
+
+
+def figure(
+    title: str, text: str, picture: Html, numbers: Numbers, *, keys: Sequence[tuple[str, str]], wide: bool
+) -> Html:
     """Return a picture with title, text, legend and numbers; a wide one has its text beside it."""
+    name = f"{title[0].lower()}{title[1:]}"
+    rows = table(numbers.header, numbers.rows, words=numbers.words, label=f"{title}, as a table")
+    shown = element("details", element("summary", f"Data: {name}"), rows)
     caption = element("figcaption", element("h3", title), element("p", text))
-    shown = element("details", element("summary", f"Data: {title[0].lower()}{title[1:]}"), numbers)
-    return element("figure", caption, keys, picture, shown, class_="wide" if wide else None)
+    return element("figure", caption, key(*keys), picture, shown, class_="wide" if wide else None)
 
 
 def key(*entries: tuple[str, str]) -> Html:
