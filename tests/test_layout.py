@@ -67,14 +67,6 @@ EXTENDED_CLASSES = {
 
 # the module that a benchmark measures
 PRIVATE_IN_BENCHMARKS = {
-    "power.py": {
-        "dpaudit.experiments._black_box_analysis",
-        "dpaudit.experiments._black_box_analysis.OneRunAnalysis",
-        "dpaudit.stats._one_run",
-        "dpaudit.stats._one_run.too_many_correct",
-        "dpaudit.stats._result",
-        "dpaudit.stats._result.unrefuted",
-    },
     "crafting.py": {
         "dpaudit._torch._crafting",
         "dpaudit._torch._crafting.Crafting",

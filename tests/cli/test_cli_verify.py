@@ -94,7 +94,7 @@ def test_a_mistake_of_dpaudit_is_not_taken_for_damage(
     def fail(_: object) -> None:
         raise error
 
-    monkeypatch.setattr("dpaudit.experiments._recompute.analyze", fail)
+    monkeypatch.setattr("dpaudit.experiments._recompute.compare", fail)
     result = run(command, folder / "finished")
     assert result.exit_code == 4
     assert f"dpaudit failed with {type(error).__name__}" in result.stderr

@@ -386,7 +386,7 @@ def test_a_canary_that_is_sometimes_in_is_judged_by_the_curve_of_such_a_step(
         curves.append(query["tradeoff"])
         return examine(*observations, **query)
 
-    monkeypatch.setattr("dpaudit.experiments._run.examine", watched)
+    monkeypatch.setattr("dpaudit.experiments._analysis.examine", watched)
     values = rehearse(small(*changes_of("paper"), "audit.canary_rate=0.5", "training.num_steps=5"))
     assert (curves[0].sample_rate, curves[0].num_steps) == (0.5, 1)  # of the bounds beside the verdict
     curve = values["bound"]["tradeoff"]

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 from digits_config import digits_config
 
+from dpaudit import InputError
 from dpaudit.experiments import parse_config, run
-from dpaudit.experiments._build import load_data
+from dpaudit.experiments._analysis import RunScores, compare, largest_epsilon, plain_values
 from dpaudit.experiments._recompute import Status, verify
-from dpaudit.experiments._resolved import Resolved
-from dpaudit.experiments._run_analysis import StoredScores, analyze
 from dpaudit.experiments._seal import seal
-from dpaudit.experiments.black_box import ManyRuns
-from dpaudit.experiments.trials._runner import TrialsRun
+from dpaudit.experiments.trials import TrialsRun
 
 Change = Callable[[dict[str, Any]], object]
 LONG = pytest.mark.long
@@ -100,25 +98,42 @@ def test_a_run_of_this_mode_is_derived_and_a_forgery_of_it_is_refused(name: str,
     assert str(path) in str(found.error)
 
 
-@LONG
-@pytest.mark.parametrize("num_failed", [0, 12])
-def test_failed_trials_are_found_in_the_scores(num_failed: int, tmp_path: Path) -> None:
-    """They make an audit underpowered, which does not follow from the bound alone."""
-    text = _text(tmp_path, "num_models = 40\nmethods = []", top=BLACK_BOX)
-    config = parse_config(text, "run.toml", ["training.num_steps=5"])
-    resolved = Resolved(
-        noise_multiplier=1.0, sample_rate=1.0, num_examples=1, data_digest="", code_digest="", seed=1
-    )
-    scores = np.random.default_rng(1).standard_normal(40)
+def _scores_of(num_failed: int, shift: float = 0.0) -> RunScores:
+    """Scores of forty models, of which the first have failed."""
+    normal = np.random.default_rng(1).standard_normal(40) + shift * (np.arange(40) % 2)
+    scores = {number: float(normal[number]) for number in range(num_failed, 40)}
     failed = dict.fromkeys(range(num_failed), "out of memory")
-    kept = {number: float(scores[number]) for number in range(num_failed, 40)}
-    observations = TrialsRun(scores=kept, failures=failed).observations
+    observations = TrialsRun(scores=scores, failures=failed).observations
     assert observations is not None
-    known = {"mode": "many-runs", "threat_model": "black-box", "noise_multiplier": 1.0, "sample_rate": 1.0}
-    derived = ManyRuns(config=config, resolved=resolved, data=load_data(config.data)).analysis
-    values = {**derived.values(observations, failed), **known, "num_steps": 5, "num_failed": num_failed}
+    about = {
+        "mode": "many-runs",
+        "threat_model": "black-box",
+        "noise_multiplier": 1.0,
+        "sample_rate": 1.0,
+        "num_steps": 5,
+        "delta": 1e-5,
+        "num_failed": num_failed,
+    }
     arrays = {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
-    found = analyze(StoredScores(arrays, values, config.identity()["audit"]))
-    assert found.result is not None
-    assert found.result.verdict.name == values["verdict"] == "UNDERPOWERED"
-    assert found.result.is_blind is (num_failed > 0)
+    return RunScores(arrays, about, {"confidence": 0.95, "methods": []})
+
+
+@LONG
+def test_failed_trials_are_found_in_the_scores_and_count_against_the_audit() -> None:
+    """They make an audit underpowered, which does not follow from the bound alone."""
+    whole, some, most = _scores_of(0), _scores_of(1), _scores_of(20)
+    values = [plain_values(scores, compare(scores)) for scores in (whole, some, most)]
+    assert [one["verdict"] for one in values] == ["UNDERPOWERED"] * 3
+    assert [one["notes"][-1:] for one in values[:2]] == [
+        [],
+        ["The stated power assumes that no trial fails."],
+    ]
+    assert values[2]["notes"][0].startswith("Too many trials failed")
+    assert values[2]["power"]["epsilon"] == "inf" != values[0]["power"]["epsilon"]
+    assert largest_epsilon(most) <= values[0]["claim"]["epsilon"] < largest_epsilon(whole)
+    assert largest_epsilon(some) < largest_epsilon(whole)
+    apart = _scores_of(1, shift=100.0)
+    assert plain_values(apart, compare(apart))["verdict"] == "VIOLATION"
+    forged = RunScores(most.arrays, {**most.values, "num_failed": 19}, most.audit)
+    with pytest.raises(InputError, match="Expected num_failed=19 to be 20, as the scores show"):
+        compare(forged)

@@ -457,22 +457,6 @@ def test_a_forger_can_change_the_config_and_the_provenance(small: Runs) -> None:
     assert small._call("verify", small.at)[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("confidence", "high"), ("methods", 3), ("first_steps", "all"), ("threshold", "low")]
-)
-def test_a_setting_that_no_run_writes_is_refused_without_a_config(key: str, value: Any, small: Runs) -> None:
-    small.restored("finished")
-    (small.at / "config.json").unlink()
-    path = small.at / "result.json"
-    values = json.loads(path.read_text())
-    values["audit"][key] = value
-    path.write_text(json.dumps(values))
-    seal(small.at)
-    status, _, text = small._call("verify", small.at)
-    assert status == 2
-    assert f"Expected audit.{key} as a run writes it" in text
-
-
 @pytest.mark.parametrize("key", ["bound.counts", "methods, one less", "audit", "bound, by another method"])
 def test_a_published_run_without_its_config_is_derived_again_all_the_same(key: str, small: Runs) -> None:
     small.restored("finished")

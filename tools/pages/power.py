@@ -14,13 +14,12 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 import dpaudit
+from dpaudit import stats
 from dpaudit.accounting import SubsampledGaussian
-from dpaudit.experiments._black_box_analysis import OneRunAnalysis
 from dpaudit.recording import Recorder, WholeRunRecorder
 from dpaudit.stats import too_many_correct, unrefuted
 
@@ -261,14 +260,14 @@ class GuessDesign:
         )
 
     def leak(self) -> float:
-        return float(self._values()["power"]["parameter"])
+        guesses = self.guesses(self.num_guesses // 2)
+        return stats.GuessDesign(guesses, self.curve, DELTA, 1 - 0.95).smallest_leak(self.claimed)
 
     def is_underpowered(self) -> bool:
-        return self._values()["verdict"] == dpaudit.Verdict.UNDERPOWERED.name
-
-    def _values(self) -> dict[str, Any]:
-        analysis = OneRunAnalysis(noise_multiplier=self.noise, curve=self.curve, delta=DELTA, confidence=0.95)
-        return analysis.values(self.guesses(self.num_guesses // 2))
+        settings = {"noise_multiplier": self.noise, "sample_rate": self.rate, "num_steps": self.num_steps}
+        claim = dpaudit.Claim.dpsgd(**settings, delta=DELTA)
+        power = stats.Power.of(self.leak(), claim.hypothesis(self.curve), 0.8)
+        return unrefuted(power, claim.epsilon, self.claimed) is dpaudit.Verdict.UNDERPOWERED
 
     def share_detected(self, parameter: float, repetitions: int) -> float:
         refutes = [

@@ -17,20 +17,9 @@ import torch
 from torch import nn
 
 from dpaudit import _io
-from dpaudit.canaries import (
-    Adversarial,
-    Blank,
-    Constant,
-    Crafted,
-    Dirac,
-    GradientCanary,
-    InputCanary,
-    Mislabelled,
-    Mixed,
-    Mixture,
-    RandomDirection,
-)
+from dpaudit.canaries import Adversarial, Blank, Crafted, GradientCanary, InputCanary, Mislabelled
 from dpaudit.errors import InputError
+from dpaudit.experiments._analysis import GRADIENT_CANARIES
 from dpaudit.experiments._listener import Listener
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.config import Config
@@ -94,11 +83,7 @@ EXAMPLES = (
     "black-box-function",
 )
 _CANARIES: Mapping[str, Callable[..., GradientCanary | InputCanary]] = {
-    "dirac": Dirac,
-    "constant": Constant,
-    "mixed": Mixed,
-    "mixture": Mixture,
-    "random-direction": RandomDirection,
+    **GRADIENT_CANARIES,
     "blank": Blank,
     "mislabelled": Mislabelled,
     "adversarial": Adversarial,

@@ -24,9 +24,9 @@ from dpaudit import _io, _provenance
 from dpaudit._interrupts import raise_if_machine
 from dpaudit._io import JsonCache, difference, open_file, read_json
 from dpaudit.errors import InputError
+from dpaudit.experiments._analysis import RESULT_SCHEMA, SCORES_OF_MODES
 from dpaudit.experiments._recompute import Verified, verify_finished
 from dpaudit.experiments._resolved import Resolved
-from dpaudit.experiments._run_analysis import RESULT_SCHEMA, SCORES_OF_MODES
 from dpaudit.experiments._seal import (
     MANIFEST,
     RUN_FILES,

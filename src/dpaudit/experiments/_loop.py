@@ -57,26 +57,24 @@ def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) ->
     return Trained(clock.seconds, stopped_early=False)  # not reached after a signal during the last step
 
 
-def summary(experiment: Trainable, trained: Trained, audit_started: float) -> dict[str, Any]:
+def summary(experiment: Trainable, trained: Trained) -> dict[str, Any]:
     """Return the settings, accuracy and timing of a training run for its result."""
-    training, resolved = experiment.training, experiment.resolved
+    training, config = experiment.training, experiment.config
     return {
-        "mode": experiment.config.audit.mode,
-        "threat_model": experiment.config.threat_model,
-        "noise_multiplier": resolved.noise_multiplier,
-        "sample_rate": resolved.sample_rate,
+        "mode": config.audit.mode,
+        "threat_model": config.threat_model,
+        "noise_multiplier": experiment.resolved.noise_multiplier,
+        "sample_rate": experiment.resolved.sample_rate,
         "num_steps": training.settings.num_steps,
+        "delta": config.training.delta,
         "num_done": training.num_done,
         "stopped_early": trained.stopped_early,
         "num_parameters": training.num_parameters,
         "num_canaries": experiment.num_canaries,
-        # decides which scores count, where they are derived again without the config, which holds the seeds
-        "canary": experiment.config.audit.model_dump(mode="json").get("canary"),
         "accuracy": accuracy(training.model, experiment.test.to(training.device)),
         "timing": {
             "training_seconds": round(trained.seconds, 3),
             "steps_per_second": round(training.num_done / max(trained.seconds, 1e-9), 3),
-            "audit_seconds": round(time.monotonic() - audit_started, 3),
         },
     }
 

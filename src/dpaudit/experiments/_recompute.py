@@ -22,17 +22,17 @@ from dpaudit._io import read_json
 from dpaudit._provenance import digest, seed_digest
 from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import DpauditError, IncompleteError, InputError, message_of, quoted
-from dpaudit.experiments._black_box_analysis import THRESHOLD_RULES
-from dpaudit.experiments._run_analysis import (
+from dpaudit.experiments._analysis import (
     RESULT_SCHEMA,
     RETRIED,
-    RunAnalysis,
-    StoredScores,
-    analyze,
+    RunScores,
+    compare,
+    confidences,
+    plain_values,
 )
 from dpaudit.experiments._seal import Seal, check_seal, check_unfinished, require_checksum
-from dpaudit.methods import REVERSED
-from dpaudit.stats import Bound, Power, Verdict, number, unrefuted, verdict_sentence
+from dpaudit.methods import MethodComparison
+from dpaudit.stats import Power
 
 
 class Status(StrEnum):
@@ -124,17 +124,19 @@ def verify_against_scores(folder: Path, values: Mapping[str, Any]) -> None:
     """Raise unless a result is what follows from scores, config and starts, or if these are missing."""
     path = folder / "result.json"
     with _as_damage(path):
+        if values.get("schema_version") != RESULT_SCHEMA:
+            raise InputError(f"Expected schema_version={RESULT_SCHEMA}, got another one.")
         config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
-        raise_on_mismatch(path, "config.json", values, _config_values(values, config), rel_tol=0.0)
-        scores = _read_scores(folder, values, config.get("config", {}).get("audit"))
-        analysis = _analyze(scores)
+        raise_on_mismatch(path, "config.json", values, _config_values(config), rel_tol=0.0)
+        scores = RunScores.read(folder, values, config["config"]["audit"] if config else values["audit"])
+        comparison = _compare(scores)
         writer = _writer(values)
         reason = f", or version {writer} of dpaudit, which the run names, computed it otherwise"
         raise_on_mismatch(
             path,
             "follows from the other files of the run",
             values,
-            _recomputed_values(values, scores, analysis),
+            {**_recomputed_values(scores, comparison), **_size_values(scores)},
             reason="" if writer == dpaudit.__version__ else reason,
         )
         raise_on_mismatch(path, "provenance.json", values, _start_values(folder), rel_tol=0.0)
@@ -224,84 +226,49 @@ def _writer(values: Mapping[str, Any]) -> str:
     return ascii(str(version))[1:41].removesuffix("'")
 
 
-def _read_scores(folder: Path, values: Mapping[str, Any], table: Mapping[str, Any] | None) -> StoredScores:
-    """Return the scores of a run, after checking that they can be counted; ``table`` is that of its config.
-
-    Raise if a value that the analysis computes with has another type, as only an edit leaves it.
-    """
-    if values.get("schema_version") != RESULT_SCHEMA:
-        raise InputError(f"Expected schema_version={RESULT_SCHEMA}, got another one.")
-    audit = table or values.get("audit") or {}
-    for key in ("noise_multiplier", "sample_rate", "num_steps", "delta"):
-        number(values, key)
-    kinds = {"methods": list | None, "first_steps": int | None, "num_guesses": int | None}
-    wrong = [
-        key for key, kind in {"confidence": float, **kinds}.items() if not isinstance(audit.get(key), kind)
-    ]
-    if audit.get("threshold") not in (None, *THRESHOLD_RULES):
-        wrong.append("threshold")
-    for key in wrong:
-        raise InputError(f"Expected audit.{key} as a run writes it, got {quoted(audit.get(key))}.")
-    scores = StoredScores.read(folder, values, audit)
-    try:
-        if not scores.are_guessed:
-            _ = scores.observations
-    except InputError as error:
-        raise InputError(f"The observations in {folder} are damaged. {error}") from error
-    return scores
-
-
-def _analyze(scores: StoredScores) -> RunAnalysis:
+def _compare(scores: RunScores) -> MethodComparison:
     """Analyze scores that were read and counted: what fails now is dpaudit, and nothing is damaged."""
     try:
-        return analyze(scores)
+        return compare(scores)
     except (DpauditError, MemoryError):
         raise
     except Exception as error:
         raise IncompleteError(f"dpaudit failed with {type(error).__name__}: {message_of(error)}") from error
 
 
-def _recomputed_values(
-    values: Mapping[str, Any], scores: StoredScores, analysis: RunAnalysis
-) -> dict[str, Any]:
-    """Return all values of a result that follow from the analysis that the config implies."""
-    notes = {"notes": [REVERSED]} if analysis.is_reversed and REVERSED not in values["notes"] else {}
-    return {
-        "claim": analysis.claim,
-        "bound": _bound_values(values, analysis.bound),
-        "delta": scores.values["delta"],
-        "confidence": analysis.confidence,
-        "shapes": analysis.shapes,
-        "methods": analysis.methods,
-        "one_run_bound": None,
-        "mode": scores.audit["mode"],
-        **({"canary": scores.audit["canary"]} if "canary" in values else {}),
-        **analysis.more,
-        **_size_values(values, scores),
-        **_verdict_values(values, analysis),
-        **notes,
-    }
+def _recomputed_values(scores: RunScores, comparison: MethodComparison) -> dict[str, Any]:
+    """Return all values of a result that follow from the analysis that the config implies.
+
+    Whether a claim that is not refuted could have been rests on the stored power, and what the tests found on
+    their stored p-values.
+    """
+    values, result = scores.values, comparison.result
+    diagnosis = _recomputed_diagnosis(scores)
+    if result is not None:
+        result = replace(result, diagnosis=diagnosis)
+        power = Power.from_dict(values["power"])
+        vars(result).update(power=replace(power, parameter=math.inf) if result.is_blind else power)
+        vars(result).update(attack_power=None)
+    expected = plain_values(scores, replace(comparison, result=result))
+    for key in ("power", "likely_causes", "not_covered", "notes", "scores_of"):
+        expected.pop(key, None)
+    if diagnosis is not None:
+        expected["diagnosis"] = _finding_values(diagnosis)
+    assumptions = values["bound"]["assumptions"]
+    if assumptions and str(assumptions[-1]).startswith(RETRIED) and values["mode"] == "many-runs":
+        expected["bound"]["assumptions"].append(assumptions[-1])  # failed training runs were repeated
+    missing = dict.fromkeys(("refuted", "estimate", "diagnosis", "one_run_bound"))
+    return {**missing, **expected, "mode": scores.audit["mode"]}
 
 
-def _bound_values(values: Mapping[str, Any], bound: Bound) -> dict[str, Any]:
-    """Return the bound; it has one more assumption if failed training runs were repeated."""
-    expected, stored = bound.to_dict(), values["bound"]["assumptions"]
-    if stored and str(stored[-1]).startswith(RETRIED) and values["mode"] == "many-runs":
-        expected["assumptions"] = [*expected["assumptions"], stored[-1]]
-    return expected
-
-
-def _size_values(values: Mapping[str, Any], scores: StoredScores) -> dict[str, Any]:
+def _size_values(scores: RunScores) -> dict[str, Any]:
     """Return the numbers of canaries, steps and models that the scores show."""
+    values = scores.values
     if "with_canary" in scores.arrays:
         return {"num_models": sum(len(array) for array in scores.arrays.values())}
     if "log_likelihood_ratios" in scores.arrays or scores.are_guessed:
         size = scores.arrays["present"].size
         return {"num_canaries": size, "num_done": values["num_steps"], "stopped_early": False}
-    return _step_sizes(values, scores)
-
-
-def _step_sizes(values: Mapping[str, Any], scores: StoredScores) -> dict[str, Any]:
     num_recorded, width = scores.arrays["scores"].shape
     num_planned = scores.audit.get("first_steps") or values["num_steps"]
     is_stopped = values["stopped_early"] is True and scores.audit["stop_on_violation"] is True
@@ -314,45 +281,13 @@ def _step_sizes(values: Mapping[str, Any], scores: StoredScores) -> dict[str, An
     return {"num_canaries": num_canaries, "num_done": num_done, "stopped_early": is_stopped}
 
 
-def _verdict_values(values: Mapping[str, Any], analysis: RunAnalysis) -> dict[str, Any]:
-    """Return the verdict that follows from bound and tests, and everything that depends on it."""
-    result = analysis.result
-    if result is None:
-        missing = dict.fromkeys(("refuted", "estimate", "diagnosis"))
-        if analysis.refutes is None:
-            return {"verdict": None, "sentence": None, **missing}
-        verdict = _verdict(values, analysis, is_refuted=analysis.refutes)
-        return {"verdict": verdict.name, "sentence": verdict.value, **missing}
-    diagnosis = _recomputed_diagnosis(values, analysis.tests)
-    result = replace(result, diagnosis=diagnosis)
-    verdict = _verdict(values, analysis, is_refuted=bool(result.refuted))
-    return {
-        "verdict": verdict.name,
-        "refuted": list(result.refuted),
-        "sentence": verdict_sentence(verdict, result.refuted, result.hypothesis.condition),
-        "p_value": result.p_value,
-        "diagnosis": None if diagnosis is None else _finding_values(diagnosis),
-        "estimate": None if values.get("stopped_early") is True else result.estimate.to_dict(),
-    }
-
-
-def _verdict(values: Mapping[str, Any], analysis: RunAnalysis, *, is_refuted: bool) -> Verdict:
-    """Return the verdict; whether a claim that is not refuted could have been rests on the stored power."""
-    if is_refuted:
-        return Verdict.VIOLATION
-    if analysis.result is not None and analysis.result.is_blind:
-        return Verdict.UNDERPOWERED
-    claim = (float(analysis.claim[key]) for key in ("epsilon", "parameter"))  # "inf" is a float, too
-    return unrefuted(Power.from_dict(values["power"]), *claim)
-
-
-def _recomputed_diagnosis(values: Mapping[str, Any], confidence: float | None) -> Diagnosis | None:
+def _recomputed_diagnosis(scores: RunScores) -> Diagnosis | None:
     """Return the findings that follow from the p-values, and those that need no test; None if untested."""
-    stored = values["diagnosis"]
-    if confidence is None:
+    stored = scores.values.get("diagnosis")
+    if scores.values["threat_model"] == "black-box":
         return None
     if stored is None:
-        if not any(str(text).startswith("the noise is not tested") for text in values["not_covered"]):
+        if not any(str(text).startswith("the noise is not tested") for text in scores.values["not_covered"]):
             raise InputError("Expected the tests of the noise, got no diagnosis.")
         return None
     checks = [Check(sentence="", **_test_values(row)) for row in stored["tests"]]
@@ -362,7 +297,7 @@ def _recomputed_diagnosis(values: Mapping[str, Any], confidence: float | None) -
         for row in stored["findings"]
         if row["name"] not in names
     ]
-    return Diagnosis.of(checks, confidence=confidence, certain=certain)
+    return Diagnosis.of(checks, confidence=confidences(scores)[1], certain=certain)
 
 
 def _test_values(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -380,7 +315,7 @@ def _finding_values(diagnosis: Diagnosis) -> dict[str, Any]:
     return {"confidence": diagnosis.confidence, "findings": rows}
 
 
-def _config_values(values: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+def _config_values(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a result that the config decides; none if it was removed: it holds the seeds."""
     if not stored:
         return {}
@@ -401,7 +336,6 @@ def _config_values(values: Mapping[str, Any], stored: Mapping[str, Any]) -> dict
         "threat_model": config["threat_model"],
         "audit": audit,
         "provenance": provenance,
-        **({"canary": audit["canary"]} if "canary" in values else {}),
     }
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,22 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpaudit.accounting import SubsampledGaussian
-from dpaudit.canaries import InputCanary, ThreatModel
+from dpaudit.canaries import ThreatModel
 from dpaudit.errors import InputError
-from dpaudit.experiments._build import Experiment, build, load_data
+from dpaudit.experiments._analysis import RESULT_SCHEMA, RunScores, compare, plain_values
+from dpaudit.experiments._build import build, load_data
 from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._listener import Listener, Progress, Running, ignore
 from dpaudit.experiments._loop import Trainable, Trained, summary, train
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data, resolve
-from dpaudit.experiments._run_analysis import RESULT_SCHEMA, method_names
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, run_many
 from dpaudit.experiments.config import Config
-from dpaudit.experiments.config._schema import EndToEndConfig, ManyRunsConfig, PaperConfig
-from dpaudit.methods import examine
+from dpaudit.experiments.config._schema import ManyRunsConfig
 from dpaudit.recording import WholeRunRecorder
-from dpaudit.stats import TradeOff
-from dpaudit.training import OneRun
 
 
 @dataclass(frozen=True)
@@ -158,58 +154,9 @@ def _arrays(experiment: Trainable) -> dict[str, np.ndarray]:
 
 def _outcome(experiment: Trainable, trained: Trained) -> dict[str, Any]:
     """Return the verdict, all bounds, power, tests of the noise, accuracy and timing."""
-    started = time.monotonic()
-    values = experiment.values() if isinstance(experiment, FinalModel) else _bounds(experiment, trained)
-    return {"schema_version": RESULT_SCHEMA, **values, **summary(experiment, trained, started)}
-
-
-def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
-    recorder = experiment.audit.recorder
-    result, is_whole_run = recorder.audit(), isinstance(recorder, WholeRunRecorder)
-    comparison = examine(
-        recorder.observations,
-        delta=recorder.claim.delta,
-        confidence=result.bound.confidence,
-        claim=recorder.claim,
-        tradeoff=_curve(experiment),
-        threshold=0.0 if is_whole_run else None,
-        names=_names(experiment, trained),
-        result=result,
-    )
-    values = comparison.to_dict()
-    if isinstance(recorder, WholeRunRecorder):
-        values["one_run_bound"] = recorder.one_run_bound().to_dict()
-    if trained.stopped_early:
-        values["notes"].append(
-            "The run was stopped at its first violation. The bound behind the verdict accounts for this; "
-            "bounds from counts, estimates and tests of the noise do not and are omitted."
-        )
-        values["estimate"] = None
-    elif _is_coupled(experiment):
-        values["notes"].append(
-            "Gradients of input canaries overlap: a score depends on which other canaries were present. The "
-            "bound behind the verdict accounts for this; bounds from counts do not and are omitted."
-        )
+    started, about = time.monotonic(), summary(experiment, trained)
+    scores = RunScores(_arrays(experiment), about, experiment.config.identity()["audit"])
+    result = None if isinstance(experiment, FinalModel) else experiment.audit.recorder.audit()
+    values = {"schema_version": RESULT_SCHEMA, **plain_values(scores, compare(scores, result)), **about}
+    values["timing"]["audit_seconds"] = round(time.monotonic() - started, 3)
     return values
-
-
-def _names(experiment: Experiment, trained: Trained) -> Collection[str] | None:
-    """Return the methods, besides that of the verdict, whose bounds are valid here."""
-    requested = experiment.config.audit.methods
-    return method_names(requested, is_coupled=_is_coupled(experiment), stopped_early=trained.stopped_early)
-
-
-def _is_coupled(experiment: Experiment) -> bool:
-    """Return whether a score depends on which other canaries were present."""
-    audit = experiment.audit
-    return isinstance(audit, OneRun) and isinstance(audit.canary, InputCanary) and audit.num_canaries > 1
-
-
-def _curve(experiment: Experiment) -> TradeOff | None:
-    """Return the trade-off curve of one observation; None if it is that of a step with the canary."""
-    recorder, audit = experiment.audit.recorder, experiment.config.audit
-    if isinstance(audit, EndToEndConfig) and isinstance(recorder, WholeRunRecorder):
-        return recorder.tradeoff
-    if isinstance(audit, PaperConfig) and audit.canary_rate < 1:
-        return SubsampledGaussian(audit.canary_rate, 1)
-    return None

@@ -21,8 +21,8 @@ import dpaudit
 from dpaudit import _io
 from dpaudit._io import read_json
 from dpaudit.errors import InputError
+from dpaudit.experiments._analysis import RunScores
 from dpaudit.experiments._recompute import remarks_on
-from dpaudit.experiments._run_analysis import StoredScores
 from dpaudit.experiments._seal import check_seal, require_checksum, require_no_run_file
 from dpaudit.report._page import (
     COMPARISON_HEADER,
@@ -144,7 +144,7 @@ def _read(folder: Path, name: str | None, remarks_on: Callable[..., tuple[str, .
     remarks = remarks_on(folder, stored, seal)
     with _as_damage(file):
         values: dict[str, Any] = _printable(stored)
-        scores = StoredScores.read(folder, values, values["audit"])
+        scores = RunScores.read(folder, values, values["audit"])
         observations, counted = _observations(scores)
         return Run.from_dict(
             values,
@@ -204,7 +204,7 @@ def _printable(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def _observations(scores: StoredScores) -> tuple[Observations, str]:
+def _observations(scores: RunScores) -> tuple[Observations, str]:
     """Return the observations, and what each comes from: a step, a trial or a canary."""
     if scores.are_guessed:
         return Observations.from_presence(scores.arrays["scores"], scores.arrays["present"]), "canary"
@@ -212,7 +212,7 @@ def _observations(scores: StoredScores) -> tuple[Observations, str]:
     return scores.observations, next(word for name, word in counted.items() if name in scores.arrays)
 
 
-def _figures(scores: StoredScores, observations: Observations, *, in_order: bool) -> PlotData:
+def _figures(scores: RunScores, observations: Observations, *, in_order: bool) -> PlotData:
     bound, hypothesis = Bound.from_dict(scores.values["bound"]), None
     if scores.claim is not None and isinstance(bound.tradeoff, TradeOff):
         hypothesis = scores.claim.hypothesis(bound.tradeoff)

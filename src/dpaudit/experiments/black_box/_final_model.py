@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from dpaudit._types import BoolArray, FloatArray
-from dpaudit.accounting import SubsampledGaussian
 from dpaudit.errors import InputError
-from dpaudit.experiments._black_box_analysis import OneRunAnalysis
 from dpaudit.experiments._build import device_of, mechanism_of, model_for, settings_of, split_held_out
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.black_box._canary import canaries_for, first_model, first_weights, sample_membership
 from dpaudit.experiments.config import Config
 from dpaudit.experiments.config._schema import ExampleConfig, GivenConfig, OneRunConfig
-from dpaudit.stats import Guesses
 from dpaudit.training import Training
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble import Score, log_odds, negative_loss
@@ -83,28 +80,9 @@ class FinalModel:
         return _scores(model, self.canaries.to(self.training.device), self.config.audit.score) - self.before
 
     @property
-    def guesses(self) -> Guesses:
-        """Guesses for the canaries with the most extreme scores; their number is fixed in advance."""
-        assert isinstance(self.config.audit, OneRunConfig)
-        count = self.config.audit.num_guesses or len(self.present)
-        return Guesses.from_scores(self.scores, self.present, num_guesses=count)
-
-    @property
     def num_canaries(self) -> int:
         """The number of canaries, present or absent."""
         return len(self.present)
-
-    def values(self) -> dict[str, Any]:
-        """Return the verdict, both bounds and the power."""
-        settings, count = self.training.settings, int(self.present.sum())
-        analysis = OneRunAnalysis(
-            noise_multiplier=self.resolved.noise_multiplier,
-            curve=SubsampledGaussian(settings.sample_rate, settings.num_steps),
-            delta=self.config.training.delta,
-            confidence=self.config.audit.confidence,
-        )
-        shapes = {"with_canary": [count], "without_canary": [self.num_canaries - count]}
-        return {**analysis.values(self.guesses), "shapes": shapes}
 
 
 def _with_canaries(train: Dataset, canaries: Dataset, present: BoolArray) -> Dataset:

@@ -17,9 +17,16 @@ import torch
 from torch import nn
 
 from dpaudit import _io
-from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
-from dpaudit.experiments._black_box_analysis import ManyRunsAnalysis
+from dpaudit.experiments._analysis import (
+    RESULT_SCHEMA,
+    RETRIED,
+    RunScores,
+    bound_of_runs,
+    compare,
+    largest_epsilon,
+    plain_values,
+)
 from dpaudit.experiments._build import (
     device_of,
     load_data,
@@ -31,7 +38,6 @@ from dpaudit.experiments._build import (
 from dpaudit.experiments._directory import RunDirectory, run_digest
 from dpaudit.experiments._listener import Listener, Running
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data
-from dpaudit.experiments._run_analysis import RESULT_SCHEMA, RETRIED
 from dpaudit.experiments.black_box._canary import SharedCanary, canary_for, first_weights
 from dpaudit.experiments.black_box._final_model import SCORES
 from dpaudit.experiments.config import Config
@@ -58,7 +64,7 @@ from dpaudit.experiments.trials import (
     log_odds,
     run_trials,
 )
-from dpaudit.stats import Observations
+from dpaudit.stats import Observations, plain
 from dpaudit.training import accuracy
 from dpaudit.training.data import Dataset, HeldOutData
 from dpaudit.training.ensemble import Ensemble
@@ -88,8 +94,7 @@ def run_many(
     )
     begin()
     runs.shared.write(directory.path, run)
-    analysis = runs.analysis
-    estimates = _RunningBound(analysis, listener)
+    estimates = _RunningBound(runs, listener)
     listener.message("Training")
     with Store(directory.path, plan) as store:
         for remark in store.remarks:
@@ -99,9 +104,9 @@ def run_many(
     listener.message("Computing the bounds of all methods")
     if (observations := done.observations) is None:
         raise InputError(f"Expected at least one training run to return a score: {done.failure_summary}")
-    values = _outcome(runs, analysis, observations, done, estimates.progress)
-    arrays = {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
-    return directory.finish(runs.config, runs.resolved, arrays, values, packages=done.packages)
+    scores = runs.scores(observations, len(done.failures))
+    values = _outcome(runs, scores, done, estimates.progress)
+    return directory.finish(runs.config, runs.resolved, scores.arrays, values, packages=done.packages)
 
 
 class _RunningBound:
@@ -110,8 +115,8 @@ class _RunningBound:
     progress: TrialProgress
     """The progress at the last update."""
 
-    def __init__(self, analysis: ManyRunsAnalysis, listener: Listener) -> None:
-        self._analysis, self._listener = analysis, listener
+    def __init__(self, runs: ManyRuns, listener: Listener) -> None:
+        self._runs, self._listener = runs, listener
         self._epsilon: float | None = None
         self._due = time.monotonic() + _PAUSE_SECONDS
 
@@ -119,43 +124,30 @@ class _RunningBound:
         self.progress, now = progress, time.monotonic()
         if now >= self._due and progress.num_done >= 20 and progress.num_left > 0:
             if (observations := progress.observations) is not None:
-                self._epsilon = self._analysis.bound(observations).epsilon
+                self._epsilon = bound_of_runs(self._runs.scores(observations)).epsilon
             ended = time.monotonic()
             # 20 times as long as a bound takes, because workers get no work meanwhile
             self._due = ended + max(_PAUSE_SECONDS, 20 * (ended - now))
-        claim = self._analysis.claim
-        claimed = None if claim is None else claim.epsilon
+        claimed = self._runs.claimed_epsilon
         self._listener.trials(Running(progress=progress, epsilon=self._epsilon, claimed=claimed))
 
 
-def _outcome(
-    runs: ManyRuns,
-    analysis: ManyRunsAnalysis,
-    observations: Observations,
-    done: TrialsRun,
-    last: TrialProgress,
-) -> dict[str, Any]:
+def _outcome(runs: ManyRuns, scores: RunScores, done: TrialsRun, last: TrialProgress) -> dict[str, Any]:
     """Return the verdict, all bounds, power, accuracy and timing."""
     started = time.monotonic()
-    values = analysis.values(observations, done.failures)
+    values = plain_values(scores, compare(scores))
     if done.num_retried and runs.build is None:
         repeated = f"{done.num_retried:,} training runs that had failed were repeated"
         values["bound"]["assumptions"].append(f"{RETRIED}{repeated}")
-    notes = [*values["notes"], *done.remarks]
+    values["notes"] += done.remarks
     if done.failure_summary is not None:
-        notes.append(done.failure_summary)
+        values["notes"].append(done.failure_summary)
     speed = last.models_per_second
     return {
         "schema_version": RESULT_SCHEMA,
         **values,
-        "notes": notes,
-        "mode": runs.audit.mode,
-        "threat_model": runs.config.threat_model,
-        "noise_multiplier": runs.resolved.noise_multiplier,
-        "sample_rate": runs.resolved.sample_rate,
-        "num_steps": runs.config.training.num_steps,
-        "num_models": runs.audit.num_models,
-        "num_failed": len(done.failures),
+        "largest_epsilon": plain(largest_epsilon(scores)),
+        **scores.values,
         **_first_model(runs),
         "timing": {
             # since the last start or resume, without models trained before
@@ -202,22 +194,29 @@ class ManyRuns:
         return self.config.audit
 
     @cached_property
-    def analysis(self) -> ManyRunsAnalysis:
-        """The analysis of the scores, which claims nothing without noise."""
-        training, claim = self.config.training, None
-        if self.resolved.noise_multiplier > 0:
-            claim = Claim.dpsgd(
-                noise_multiplier=self.resolved.noise_multiplier,
-                sample_rate=self.resolved.sample_rate,
-                num_steps=training.num_steps,
-                delta=training.delta,
-            )
-        return ManyRunsAnalysis(
-            claim=claim,
-            delta=training.delta,
-            confidence=self.audit.confidence,
-            threshold=self.audit.threshold,
-            methods=self.audit.methods,
+    def _no_scores(self) -> RunScores:
+        about = {
+            "mode": self.audit.mode,
+            "threat_model": self.config.threat_model,
+            "noise_multiplier": self.resolved.noise_multiplier,
+            "sample_rate": self.resolved.sample_rate,
+            "num_steps": self.config.training.num_steps,
+            "delta": self.config.training.delta,
+            "num_models": self.audit.num_models,
+        }
+        return RunScores({}, about, self.config.identity()["audit"])
+
+    @property
+    def claimed_epsilon(self) -> float | None:
+        """The claimed epsilon; None without noise, which claims nothing."""
+        claim = self._no_scores.claim
+        return None if claim is None else claim.epsilon
+
+    def scores(self, observations: Observations, num_failed: int = 0) -> RunScores:
+        """Return scores of these training runs for their analysis."""
+        arrays = {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
+        return replace(
+            self._no_scores, arrays=arrays, values={**self._no_scores.values, "num_failed": num_failed}
         )
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What an audit of one final model could have seen."""
+"""What guesses on the canaries of one run could have shown."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import pytest
 from statistical_limits import count_range, room
 
 from dpaudit.accounting import SubsampledGaussian
-from dpaudit.experiments._black_box_analysis import OneRunAnalysis
-from dpaudit.stats import Guesses
+from dpaudit.stats import GuessDesign, Guesses
 from dpaudit.stats._one_run import guess_detection_rate, too_many_correct
 
 CURVE = SubsampledGaussian(0.08, 40)
-ANALYSIS = OneRunAnalysis(noise_multiplier=0.8, curve=CURVE, delta=1e-5, confidence=0.95)
+CLAIMED = 1 / 0.8
 
 
 def guesses(number: int, canaries: int = 100) -> Guesses:
@@ -34,12 +33,12 @@ def simulated(parameter: float, number: int, canaries: int, rng: np.random.Gener
 @pytest.mark.parametrize("number", [100, pytest.param(40, marks=pytest.mark.long)])
 def test_a_leak_is_detected_as_often_as_stated(number: int) -> None:
     """Before, 7 to 66 % instead of 80 %: guesses do not attain the curve in both directions at once."""
-    power = ANALYSIS._power(guesses(5 * number, 500))
+    leak = GuessDesign(guesses(5 * number, 500), CURVE, 1e-5, 0.05).smallest_leak(CLAIMED)
     rng, runs = np.random.default_rng(0), 200
-    found = [simulated(power.parameter, 5 * number, 500, rng) for _ in range(runs)]
+    found = [simulated(leak, 5 * number, 500, rng) for _ in range(runs)]
 
     def refutes(count: int) -> bool:
-        return too_many_correct(replace(found[0], num_correct=count), CURVE, ANALYSIS.claimed, 0.05)
+        return too_many_correct(replace(found[0], num_correct=count), CURVE, CLAIMED, 0.05)
 
     fewest = min(
         count
