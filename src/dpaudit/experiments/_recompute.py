@@ -269,6 +269,10 @@ def _size_values(scores: RunScores) -> dict[str, Any]:
     if "log_likelihood_ratios" in scores.arrays or scores.are_guessed:
         size = scores.arrays["present"].size
         return {"num_canaries": size, "num_done": values["num_steps"], "stopped_early": False}
+    return _step_sizes(scores, values)
+
+
+def _step_sizes(scores: RunScores, values: Mapping[str, Any]) -> dict[str, Any]:
     num_recorded, width = scores.arrays["scores"].shape
     num_planned = scores.audit.get("first_steps") or values["num_steps"]
     is_stopped = values["stopped_early"] is True and scores.audit["stop_on_violation"] is True
