@@ -401,7 +401,7 @@ def plain_values(scores: RunScores, comparison: MethodComparison) -> dict[str, A
 
 
 def _notes(scores: RunScores, comparison: MethodComparison) -> list[str]:
-    """Return sentences on what the bounds do not show by themselves."""
+    """Return sentences on what the bounds alone do not show."""
     if comparison.result is None:
         return [
             "Without noise nothing is claimed and nothing can be refuted: the bound is a lower bound on the "
