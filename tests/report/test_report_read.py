@@ -16,7 +16,7 @@ from damage import forged
 import dpaudit
 from dpaudit._io import read_array
 from dpaudit.errors import InputError
-from dpaudit.experiments._run_analysis import StoredScores
+from dpaudit.experiments._analysis import RunScores
 from dpaudit.report import Format, Report, Run, read_run
 from dpaudit.report._page import headline, summary
 from dpaudit.report._report import _observations, read_own_run
@@ -64,7 +64,7 @@ def test_scores_of_whole_trainings_are_read(names: tuple[str, str], mode: str, c
     arrays = {name: rng.normal(size=32) for name in names}
     if "present" in arrays:
         arrays["present"] = np.arange(32) < 16
-    observations, word = _observations(StoredScores(arrays, {"mode": mode}, {}))
+    observations, word = _observations(RunScores(arrays, {"mode": mode}, {}))
     assert word == counted
     assert observations.with_canary.size == (16 if "present" in arrays else 32)
 
