@@ -26,7 +26,7 @@ from dpaudit.diagnostics._p_values import (
     pairwise_products,
     sign_correlation,
     sign_p_value,
-    sure_single_signs,
+    sure_signs,
 )
 
 SingleArray: TypeAlias = npt.NDArray[np.float32]
@@ -51,7 +51,7 @@ def repeated_noise(record: NoiseRecord) -> Check | None:
     blocks = [(record.rows, record.signs, record.steps)]
     if len(record.few_steps) > len(record.rows):  # noise that is equal needs few coordinates
         few = record.few_rows
-        blocks.append((few, sure_single_signs(few, record.resolution), record.few_steps))
+        blocks.append((few, sure_signs(few, record.resolution), record.few_steps))
     return min((_repeated(*block, len(blocks)) for block in blocks), key=lambda found: found.p_value)
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._coordinate_layout import Layout, Leaves
 from dpaudit.diagnostics._number_formats import FLOAT16, GRID_ERROR, SINGLE, FormatCheck
-from dpaudit.diagnostics._p_values import RESOLUTION, EndRows, sure_single_signs
+from dpaudit.diagnostics._p_values import RESOLUTION, EndRows, sure_signs
 from dpaudit.diagnostics._step import NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError, quoted
 
@@ -50,8 +50,7 @@ class NoiseLog:
         self._energies: FloatArray = np.zeros(0)  # the sum of squares of each coordinate
         self._numbers = array("d")  # of each step: energy, sum, largest noise, of how many, covariates
         end_steps = 512  # steps whose vectors are kept at each end, because the time of most tests is limited
-        few_steps = 2048  # steps at each end whose noise is kept at a few coordinates
-        self._ends, self._few = EndRows(end_steps), EndRows(few_steps)
+        self._ends, self._few = EndRows(end_steps), EndRows()
         self._formats = FormatCheck()
         self._peaks: FloatArray = np.zeros(0)  # the largest release at each coordinate of a sketch
         self._unit: float | None = None  # of a release, in clipping norms
@@ -314,7 +313,7 @@ class NoiseRecord:
     @property
     def signs(self) -> npt.NDArray[np.float32]:
         """The signs of :attr:`rows`; 0 where rounding may have flipped a sign."""
-        return self.once("signs", lambda: sure_single_signs(self.rows, self.resolution))
+        return self.once("signs", lambda: sure_signs(self.rows, self.resolution))
 
     @property
     def sum_energy(self) -> float:

@@ -8,8 +8,7 @@ thousandth of the claimed standard deviation. This costs power only against faul
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ import scipy
 from scipy import special
 
 from dpaudit import _validate
-from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray, ScoreArray
+from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
 
 RESOLUTION = 1e-3  # in claimed standard deviations
 SMALLEST_P_VALUE = 1e-12  # smaller p-values are not more informative
@@ -28,8 +27,6 @@ Z_CERTAIN = 6.0  # standard errors
 Z_CLEAR = 4.5
 _SEED = 0x5EED_0F_D1A6  # unlikely to be the seed of a training run
 _BLOCK = 512  # rows whose products with all others are in memory at the same time
-_HALF = 2048  # steps that are kept at each end
-END = 512  # the same for most tests, because their time is limited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,13 +164,11 @@ def uniform_p_value(values: FloatArray, tolerance: float = 0.0) -> float:
 # nothing, therefore causes no finding.
 
 
-def sure_signs(noise: ScoreArray, resolution: float) -> FloatArray:
-    """Return 1 or -1 for each number; 0 where rounding by ``resolution`` may have flipped the sign."""
-    return np.subtract(noise > resolution, noise < -resolution, dtype=np.float64)
+def sure_signs(noise: npt.NDArray[np.float32], resolution: float) -> npt.NDArray[np.float32]:
+    """Return 1 or -1 for each number; 0 where rounding by ``resolution`` may have flipped the sign.
 
-
-def sure_single_signs(noise: npt.NDArray[np.float32], resolution: float) -> npt.NDArray[np.float32]:
-    """Return the same in single precision, in which sums of up to 2^24 signs are exact."""
+    Sums of up to 2^24 signs are exact in single precision.
+    """
     return np.subtract(noise > resolution, noise < -resolution, dtype=np.float32)
 
 
@@ -228,6 +223,51 @@ def hypergeometric_tail(total: int, marked: int, drawn: int, observed: int) -> f
     return float(probabilities[values >= observed].sum())
 
 
+class CountSum:
+    """A sum of independent counts: how many (``numbers``) have each distribution (values, probabilities)."""
+
+    def __init__(
+        self, distributions: Iterable[tuple[npt.NDArray[Any], FloatArray]], numbers: IntArray
+    ) -> None:
+        pairs, self._numbers = list(distributions), numbers.astype(np.float64)
+        sizes = [len(values) for values, _ in pairs]
+        self._starts, self._sizes = np.cumsum([0, *sizes])[:-1], sizes
+        self._values = np.concatenate([values for values, _ in pairs]).astype(np.float64)
+        self._logs = np.log(np.concatenate([probabilities for _, probabilities in pairs]))
+        means = np.array([values @ weights for values, weights in pairs])
+        seconds = np.array([values**2 @ weights for values, weights in pairs])
+        self.mean = float(self._numbers @ means)
+        self.variance = float(self._numbers @ (seconds - means**2))
+
+    def p_value(self, observed: float) -> float:
+        """Return an upper bound on the probability of a sum as extreme as ``observed``."""
+        return chernoff_p_value(self._log_mgf, observed, self.variance)
+
+    def _log_mgf(self, slopes: FloatArray) -> FloatArray:
+        result = np.empty((slopes.size, len(self._sizes)))
+        for slope, row in zip(slopes, result, strict=True):  # one at a time fits into a cache
+            powers = slope * self._values
+            powers += self._logs
+            tops = np.maximum.reduceat(powers, self._starts)
+            powers -= np.repeat(tops, self._sizes)
+            row[:] = tops + np.log(np.add.reduceat(np.exp(powers, out=powers), self._starts))
+        return np.asarray(result @ self._numbers)
+
+
+def coins_p_value(observed: float, probabilities: FloatArray, numbers: ArrayLike = 1) -> float:
+    """Return an upper bound on the probability of such a number of heads.
+
+    As many coins as ``numbers`` say have each of these probabilities of heads.
+    """
+    counts = np.broadcast_to(np.asarray(numbers), probabilities.shape)
+    variance = float(counts @ (probabilities * (1 - probabilities)))
+
+    def log_mgf(slopes: FloatArray) -> FloatArray:
+        return np.asarray(np.log1p(np.expm1(slopes)[:, None] * probabilities) @ counts)
+
+    return chernoff_p_value(log_mgf, observed, variance)
+
+
 def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], observed: float, variance: float) -> float:
     """Return an upper bound on the probability of a sum as extreme as ``observed`` (Chernoff 1952).
 
@@ -275,63 +315,19 @@ def pairwise_products(
         yield block, products, np.arange(products.shape[1]) < block[:, None]
 
 
-class HeadTailBuffer:
-    """The rows of the first and the last steps, ``half`` each, or of all steps if there are fewer."""
-
-    def __init__(self, half: int = _HALF) -> None:
-        self._half = half
-        self._head: list[npt.NDArray[Any]] = []
-        self._tail: deque[npt.NDArray[Any]] = deque(maxlen=half)
-        self.num_seen = 0
-
-    def add(self, row: npt.NDArray[Any]) -> None:
-        """Append the row of the next step."""
-        if len(self._head) < self._half:
-            self._head.append(row)
-        else:
-            self._tail.append(row)
-        self.num_seen += 1
-
-    def skip(self, count: int) -> None:
-        """Count steps without rows, which are among those in the middle."""
-        self.num_seen += count
-
-    @property
-    def steps(self) -> IntArray:
-        """The step number of each row."""
-        first = self.num_seen - len(self._tail)
-        return np.concatenate([np.arange(len(self._head)), np.arange(first, self.num_seen)])
-
-    @property
-    def rows(self) -> npt.NDArray[Any]:
-        """All kept rows: steps x numbers."""
-        return np.stack([*self._head, *self._tail])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for ``load_state_dict``, in few arrays, which are fast to write."""
-        return {"head": np.asarray(self._head), "tail": np.asarray(self._tail), "num_seen": self.num_seen}
-
-    def load_state_dict(self, state: dict[str, Any], width: int | None = None) -> None:
-        """Resume from a ``state_dict``, whose rows may be more and wider."""
-        rows = [row[:width] for row in (*state["head"], *state["tail"])]
-        self._head, self._tail = rows[: self._half], deque(rows[self._half :], maxlen=self._half)
-        self.num_seen = state["num_seen"]
-
-
 class EndRows:
     """Rows of the first and the last ``half`` steps, by name, in memory that is allocated once."""
 
-    def __init__(self, half: int) -> None:
-        self._half, self.num_seen = half, 0
-        self._blocks: dict[str, npt.NDArray[np.float32]] = {}
+    def __init__(self, half: int = 2048, dtype: npt.DTypeLike = np.float32) -> None:
+        self._half, self._dtype, self.num_seen = half, dtype, 0
+        self._blocks: dict[str, npt.NDArray[Any]] = {}
 
-    def add(self, rows: Mapping[str, FloatArray]) -> None:
+    def add(self, rows: Mapping[str, npt.NDArray[Any]]) -> None:
         """Add the rows of consecutive steps; names that some earlier step does not have are ignored."""
-        if self.num_seen == 0:  # written to, because memory is not there before
-            shape = 2 * self._half, rows["noise"].shape[1]
-            self._blocks = {name: np.full(shape, np.nan, dtype=np.float32) for name in rows}
+        count = len(next(iter(rows.values())))
+        if self.num_seen == 0:
+            self._allocate(rows)
         self._blocks = {name: block for name, block in self._blocks.items() if name in rows}
-        count = len(rows["noise"])
         slots = self._slots(np.arange(self.num_seen, self.num_seen + count))
         self.num_seen += count
         for name, block in self._blocks.items():
@@ -341,13 +337,18 @@ class EndRows:
                 for slot, row in zip(slots, rows[name], strict=True):
                     block[slot] = row
 
+    def _allocate(self, rows: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Make room, and write to it, because memory is not there before."""
+        shapes = {name: (2 * self._half, *block.shape[1:]) for name, block in rows.items()}
+        self._blocks = {name: np.ones(shape, dtype=self._dtype) for name, shape in shapes.items()}
+
     @property
     def steps(self) -> IntArray:
         """The step number of each row."""
         half, count = self._half, self.num_seen
         return np.concatenate([np.arange(min(half, count)), np.arange(max(half, count - half), count)])
 
-    def rows(self) -> dict[str, npt.NDArray[np.float32]]:
+    def rows(self) -> dict[str, npt.NDArray[Any]]:
         """Return the rows of these steps, in order."""
         slots = self._slots(self.steps)
         return {name: block[slots] for name, block in self._blocks.items()}
@@ -357,16 +358,12 @@ class EndRows:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for ``load_state_dict``, in few arrays, which are fast to write."""
-        return {"num_seen": self.num_seen, "rows": self.rows()}
+        used = {name: block[: self.num_seen].copy() for name, block in self._blocks.items()}
+        return {"num_seen": self.num_seen, "rows": used}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
-        self.num_seen, steps = 0, state["rows"]
-        if not steps:
-            return
-        head = {name: rows[: self._half] for name, rows in steps.items()}
-        tail = {name: rows[self._half :] for name, rows in steps.items()}
-        self.add(head)
-        self.num_seen = state["num_seen"] - len(tail["noise"])
-        if len(tail["noise"]):
-            self.add(tail)
+        self._allocate(state["rows"])
+        self.num_seen = state["num_seen"]
+        for name, rows in state["rows"].items():
+            self._blocks[name][: len(rows)] = rows

@@ -23,9 +23,10 @@ from dpaudit.diagnostics._p_values import (
     RESOLUTION,
     SMALLEST_P_VALUE,
     Check,
-    HeadTailBuffer,
+    CountSum,
+    EndRows,
     bonferroni,
-    chernoff_p_value,
+    coins_p_value,
     fixed_rng,
     hypergeometric,
     hypergeometric_tail,
@@ -53,7 +54,7 @@ class ParticipationRecord:
         self.overlaps: list[int] = []
         """The number of examples that each batch shares with the previous one."""
         self.watched: IntArray
-        self.presences = HeadTailBuffer()
+        self.presences = EndRows(dtype=np.uint8)
         """Whether each of the watched examples is in the batch, as bits."""
         self._last: IntArray | None = None
 
@@ -92,7 +93,7 @@ class ParticipationRecord:
         self.num_repeated += members.size - unique.size
         self.counts[unique] += 1
         self.sizes.append(unique.size)
-        self.presences.add(np.packbits(is_in[self.watched]))
+        self.presences.add({"bits": np.packbits(is_in[self.watched])[None]})
         self._last = unique
 
     def rate_notes(self, claimed: float | None) -> tuple[str, ...]:
@@ -153,15 +154,8 @@ class ParticipationRecord:
         self.counts = state["counts"].copy()
         self.num_repeated = state["num_repeated"]
         self.overlaps = list(state["overlaps"])
-        self.presences.load_state_dict(_packed(state["presences"]))
+        self.presences.load_state_dict(state["presences"])
         self._last = state["last"]
-
-
-def _packed(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of presences as bits, also from version 0.2, where they were booleans."""
-    ends = {name: np.asarray(state[name]) for name in ("head", "tail")}
-    bits = {name: np.packbits(rows, axis=-1) for name, rows in ends.items() if rows.dtype == np.bool_}
-    return {**state, **bits}
 
 
 def _members(indices: Any, num_examples: int) -> IntArray:
@@ -251,20 +245,11 @@ def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None
         return None
     sums, multiplicities = np.unique(pairs.sum(axis=1), return_counts=True)
     observed = float(((pairs[:, 0] - pairs[:, 1]) ** 2).sum())
-    squares, probabilities = zip(*(_squared_difference(int(total), trials) for total in sums), strict=True)
-    means = np.array([row @ weight for row, weight in zip(squares, probabilities, strict=True)])
-    seconds = np.array([row**2 @ weight for row, weight in zip(squares, probabilities, strict=True)])
-    starts = np.cumsum([0, *map(len, squares)])[:-1]
-    values, logs = np.concatenate(squares), np.log(np.concatenate(probabilities))
-
-    def log_mgf(slopes: FloatArray) -> FloatArray:
-        return np.asarray(_log_mgf(slopes, values, logs, starts) @ multiplicities.astype(np.float64))
-
-    expected = float(multiplicities @ means)
-    ratio = math.sqrt(observed / expected) if expected > 0 else 1.0
+    expected = CountSum((_squared_difference(int(total), trials) for total in sums), multiplicities)
+    ratio = math.sqrt(observed / expected.mean) if expected.mean > 0 else 1.0
     return Check(
         name=name,
-        p_value=chernoff_p_value(log_mgf, observed, float(multiplicities @ (seconds - means**2))),
+        p_value=expected.p_value(observed),
         sentence=f"{text} {ratio:.2g} times as much as under Poisson sampling.",
         estimate=ratio,
     )
@@ -277,27 +262,12 @@ def _squared_difference(total: int, trials: int) -> tuple[FloatArray, FloatArray
     return squares, probabilities
 
 
-def _log_mgf(slopes: FloatArray, values: FloatArray, logs: FloatArray, starts: IntArray) -> FloatArray:
-    """Return the logarithm of the mean of exp(slope x value), slopes x variables.
-
-    The values of each variable, with the logarithms of their probabilities, begin at one of ``starts``.
-    """
-    counts, result = np.diff([*starts, values.size]), np.empty((slopes.size, starts.size))
-    for slope, row in zip(slopes, result, strict=True):  # one at a time fits into a cache
-        powers = slope * values
-        powers += logs
-        tops = np.maximum.reduceat(powers, starts)
-        powers -= np.repeat(tops, counts)
-        row[:] = tops + np.log(np.add.reduceat(np.exp(powers, out=powers), starts))
-    return result
-
-
 def sample_rate(record: ParticipationRecord, claimed: float) -> Check:
     """Test the number of participations: binomial. Fewer than claimed leak less and are not a finding."""
     rate = record.drawn_rate
     return Check(
         name="sample-rate",
-        p_value=float(scipy.stats.binom.sf(sum(record.sizes) - 1, record.num_trials, _highest_rate(claimed))),
+        p_value=float(scipy.stats.binom.sf(sum(record.sizes) - 1, record.num_trials, highest_rate(claimed))),
         sentence=f"Examples are drawn at a rate of {rate:.4g}, {rate / claimed:.4g} times the claim.",
         estimate=rate / claimed,
     )
@@ -307,7 +277,7 @@ def favoured_example(record: ParticipationRecord, claimed: float) -> Check:
     """Test the example that took part most often: binomial, Bonferroni-corrected for all examples."""
     example = int(np.argmax(record.counts))
     count = int(record.counts[example])
-    p_value = float(scipy.stats.binom.sf(count - 1, record.num_steps, _highest_rate(claimed)))
+    p_value = float(scipy.stats.binom.sf(count - 1, record.num_steps, highest_rate(claimed)))
     return Check(
         name="favoured-example",
         p_value=bonferroni(p_value, record.num_examples),
@@ -327,7 +297,7 @@ def duplicate_examples(record: ParticipationRecord) -> Check:
     )
 
 
-def _highest_rate(claimed: float) -> float:
+def highest_rate(claimed: float) -> float:
     """Return the claimed rate with an allowance for rounding."""
     return min(1.0, claimed * (1 + RESOLUTION))
 
@@ -342,15 +312,11 @@ def batch_overlap(record: ParticipationRecord) -> Check | None:
         return None
     sizes, observed = np.asarray(record.sizes), sum(record.overlaps)
     drawn, shares = sizes[1:], sizes[:-1] / record.num_examples
-
-    def log_mgf(slopes: FloatArray) -> FloatArray:
-        return np.asarray(np.log1p(np.expm1(slopes)[:, None] * shares) @ drawn)
-
     expected = float(drawn @ shares)
     ratio = observed / expected if expected > 0 else 1.0
     return Check(
         name="batch-overlap",
-        p_value=chernoff_p_value(log_mgf, observed, float(drawn @ (shares * (1 - shares)))),
+        p_value=coins_p_value(observed, shares, drawn),
         sentence=f"Consecutive batches share {ratio:.2g} times as many examples as random batches.",
         estimate=ratio,
     )
@@ -364,7 +330,7 @@ def repeated_batches(record: ParticipationRecord) -> Check | None:
     # as many examples as are needed to recognize a batch
     recognized = 40  # examples of a batch on average, which no other batch shares by accident
     watched = min(record.watched.size, math.ceil(recognized / max(record.drawn_rate, 1e-9)))
-    present = np.unpackbits(record.presences.rows, axis=1, count=watched).astype(np.float32)
+    present = np.unpackbits(record.presences.rows()["bits"], axis=1, count=watched).astype(np.float32)
     if len(present) < 2:
         return None
     steps = record.presences.steps

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,21 +22,24 @@ import scipy
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._p_values import (
-    RESOLUTION,
     Check,
-    HeadTailBuffer,
+    CountSum,
+    EndRows,
     bonferroni,
-    chernoff_p_value,
+    coins_p_value,
     hypergeometric,
     pairwise_products,
 )
-from dpaudit.diagnostics._participation import ParticipationRecord, batch_sizes, sample_rate
+from dpaudit.diagnostics._participation import ParticipationRecord, batch_sizes, highest_rate, sample_rate
 
-_MAX_DIGESTS = 2**18  # that are followed; if there are more, every second one is dropped
+_MAX_DIGESTS = 2**18  # that are followed
 _NUM_BUCKETS = 1024  # whose presence is kept for every step
 _FEWEST_PASSES = 3.0  # over the data, after which rows that change have become more than the examples
 _FEWEST_SHARED = 10.0  # expected number of shared rows below which a test shows nothing
 _COPIES_SHARE, _MORE_COPIES = 0.01, 16  # digests beyond the number of examples, for rare coincidences
+# Of each digest: the number of steps in which it occurs, the number of these that follow another of them, the
+# latest of them, and whether it occurs several times in a step.
+_COUNTS = np.dtype([("steps", "i8"), ("next_to", "i8"), ("last", "i8"), ("has_copies", "?")])
 _CALL = "pass the batches to recorder.observe_batch(indices, num_examples) in each step"
 
 
@@ -46,62 +49,58 @@ class RowRecord:
     def __init__(self, num_examples: int | None = None) -> None:
         self.num_examples = None if num_examples is None else _validate.integer("num_examples", num_examples)
         self.num_steps = 0
-        self._found: dict[int, int] = {}  # places of digests in the arrays
-        self._arrays = _DigestCounts.empty(_NUM_BUCKETS)
-        self._highest = 2**64  # digests from here on are not followed
+        self._places: dict[int, int] = {}  # of digests in the counts
+        self._counts = np.zeros(_NUM_BUCKETS, dtype=_COUNTS)
         self._num_classes = 0  # buckets, of which the first are kept
-        self._presences = HeadTailBuffer()
+        self._presences = EndRows(dtype=np.bool_)
 
     @property
-    def counts(self) -> _DigestCounts:
-        """What is known of each digest that is followed."""
-        return self._arrays.first(len(self._found))
-
-    @property
-    def has_all(self) -> bool:
-        """Whether all digests are followed."""
-        return self._highest == 2**64
+    def counts(self) -> npt.NDArray[Any]:
+        """What is known of each digest: the fields of ``_COUNTS``."""
+        return self._counts[: len(self._places)]
 
     def observe(self, digests: npt.NDArray[np.uint64]) -> None:
-        """Add the digests of all rows of one step, without its padding."""
-        values, copies = np.unique(digests, return_counts=True)
-        self._keep_presence(values)
-        if not self.has_all:
-            followed = values < np.uint64(self._highest)
-            values, copies = values[followed], copies[followed]
-        places_of, start = self._found, len(self._found)
-        places = np.array(
-            [places_of.setdefault(value, len(places_of)) for value in values.tolist()], dtype=np.int64
-        )
-        self._arrays = self._arrays.grown(len(places_of))
-        arrays = self._arrays
-        arrays.last[start : len(places_of)] = -2
-        arrays.next_to[places] += arrays.last[places] == self.num_steps - 1
-        arrays.steps[places] += 1
-        arrays.last[places] = self.num_steps
-        arrays.has_copies[places] |= copies > 1
+        """Add the digests of all rows of one step, without its padding.
+
+        If there are more different ones than examples, or than can be followed, there are no tests, and later
+        steps are only counted.
+        """
+        if len(self._places) <= min(self.num_examples or 0, _MAX_DIGESTS):
+            values, copies = np.unique(digests, return_counts=True)
+            self._keep_presence(values)
+            self._count(values, copies > 1)
         self.num_steps += 1
-        while len(places_of) > _MAX_DIGESTS:
-            self._thin_out()
-            places_of = self._found
+
+    def _count(self, values: npt.NDArray[np.uint64], has_copies: BoolArray) -> None:
+        of, start = self._places, len(self._places)
+        places = np.array([of.setdefault(value, len(of)) for value in values.tolist()], dtype=np.int64)
+        if len(of) > len(self._counts):
+            more = max(len(of), 2 * len(self._counts)) - len(self._counts)
+            self._counts = np.concatenate([self._counts, np.zeros(more, dtype=_COUNTS)])
+        counts = self._counts
+        counts["last"][start : len(of)] = -2
+        counts["next_to"][places] += counts["last"][places] == self.num_steps - 1
+        counts["steps"][places] += 1
+        counts["last"][places] = self.num_steps
+        counts["has_copies"][places] |= has_copies
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for ``load_state_dict``."""
         return {
             "num_steps": self.num_steps,
-            "digests": np.array(list(self._found), dtype=np.uint64),
-            "counts": self.counts._each(),
-            "highest": self._highest,
+            "digests": np.array(list(self._places), dtype=np.uint64),
+            "counts": {name: self.counts[name].copy() for name in _COUNTS.names or ()},
             "num_classes": self._num_classes,
             "presences": self._presences.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
-        self.num_steps, self._highest = state["num_steps"], state["highest"]
-        self._num_classes = state["num_classes"]
-        self._found = {value: place for place, value in enumerate(state["digests"].tolist())}
-        self._arrays = _DigestCounts(*(np.array(counts) for counts in state["counts"])).grown(_NUM_BUCKETS)
+        self.num_steps, self._num_classes = state["num_steps"], state["num_classes"]
+        self._places = {value: place for place, value in enumerate(state["digests"].tolist())}
+        self._counts = np.zeros(max(_NUM_BUCKETS, len(self._places)), dtype=_COUNTS)
+        for name, numbers in state["counts"].items():
+            self.counts[name][:] = numbers
         self._presences.load_state_dict(state["presences"])
 
     def _keep_presence(self, values: npt.NDArray[np.uint64]) -> None:
@@ -111,14 +110,7 @@ class RowRecord:
         buckets = (values % np.uint64(self._num_classes)).astype(np.int64)
         present = np.zeros(_NUM_BUCKETS, dtype=np.bool_)
         present[buckets[buckets < _NUM_BUCKETS]] = True
-        self._presences.add(present)
-
-    def _thin_out(self) -> None:
-        """Drop half of the digests, by their values, which say nothing about the steps."""
-        self._highest //= 2
-        remaining = [(value, place) for value, place in self._found.items() if value < self._highest]
-        self._arrays = self._arrays.at([place for _, place in remaining])
-        self._found = {value: place for place, (value, _) in enumerate(remaining)}
+        self._presences.add({"present": present[None]})
 
     def checks(self, sample_rate: float | None) -> tuple[list[Check], list[str]]:
         """Run all tests for which rows and claim suffice; return what is not tested, too."""
@@ -136,7 +128,7 @@ class RowRecord:
             ]
         checks = [
             overlap,
-            repeated_rows(self._presences.rows, self._presences.steps),
+            repeated_rows(self._presences.rows()["present"], self._presences.steps),
             most_frequent_row(self, self.num_examples, sample_rate),
             copied_rows(self, self.num_examples),
         ]
@@ -152,7 +144,7 @@ class RowRecord:
                 "which examples are drawn is not tested: pass num_examples=, the number of examples in "
                 "the data set, to observe() if each of them is always the same row"
             )
-        if not self.has_all:
+        if len(self._places) > _MAX_DIGESTS:
             return (
                 f"participation is not tested, because there are more than {_MAX_DIGESTS:,} different rows: "
                 f"{_CALL}"
@@ -177,42 +169,7 @@ class RowRecord:
     @property
     def are_examples(self) -> bool:
         """Whether rows may be examples: there are no more of them."""
-        return self.num_examples is not None and len(self._found) <= self.num_examples
-
-
-@dataclass(frozen=True, eq=False)
-class _DigestCounts:
-    """One entry per digest."""
-
-    steps: IntArray
-    """The number of steps in which it occurs."""
-    next_to: IntArray
-    """The number of these steps that follow another of them."""
-    last: IntArray
-    """The latest of them."""
-    has_copies: BoolArray
-    """Whether it occurs several times in a step."""
-
-    @classmethod
-    def empty(cls, size: int) -> _DigestCounts:
-        steps, next_to, last = (np.zeros(size, dtype=np.int64) for _ in range(3))
-        return cls(steps, next_to, last, np.zeros(size, dtype=np.bool_))
-
-    def _each(self) -> tuple[npt.NDArray[Any], ...]:
-        return self.steps, self.next_to, self.last, self.has_copies
-
-    def at(self, places: Any) -> _DigestCounts:
-        return _DigestCounts(*(values[places] for values in self._each()))
-
-    def first(self, size: int) -> _DigestCounts:
-        return _DigestCounts(*(values[:size] for values in self._each()))
-
-    def grown(self, size: int) -> _DigestCounts:
-        """Return arrays with room for at least this many digests."""
-        if size <= len(self.steps):
-            return self
-        more = _DigestCounts.empty(max(size, 2 * len(self.steps)) - len(self.steps))
-        return _DigestCounts(*map(np.concatenate, zip(self._each(), more._each(), strict=True)))
+        return self.num_examples is not None and len(self._places) <= self.num_examples
 
 
 def batch_overlap_of_rows(record: RowRecord, claimed: float) -> Check | None:
@@ -223,40 +180,25 @@ def batch_overlap_of_rows(record: RowRecord, claimed: float) -> Check | None:
     batch at most as often as claimed. Return None if hardly any are expected.
     """
     counts, total = record.counts, record.num_steps
-    numbers, multiplicities = np.unique(counts.steps[counts.steps > 1], return_counts=True)
-    expected = float(multiplicities @ (numbers * (numbers - 1.0))) / total
-    variances = _overlap_variance(numbers.astype(np.float64), total)
-    variance = float(multiplicities @ variances)
-    if min(expected, variance) < _FEWEST_SHARED:
+    numbers, multiplicities = np.unique(counts["steps"][counts["steps"] > 1], return_counts=True)
+    if numbers.size == 0:
         return None
-    distributions = [hypergeometric(total, int(number) - 1, int(number)) for number in numbers]
-
-    def log_mgf(slopes: FloatArray) -> FloatArray:
-        logs = []
-        for values, probabilities in distributions:
-            each = slopes[:, None] * values + np.log(probabilities)
-            top = each.max(axis=1)
-            logs.append(top + np.log(np.exp(each - top[:, None]).sum(axis=1)))
-        return np.asarray(np.asarray(logs).T @ multiplicities.astype(np.float64))
-
-    observed = float(counts.next_to.sum())
-    ratio = observed / expected
-    p_value = chernoff_p_value(log_mgf, observed, variance)
+    shared = CountSum(
+        (hypergeometric(total, int(number) - 1, int(number)) for number in numbers), multiplicities
+    )
+    if min(shared.mean, shared.variance) < _FEWEST_SHARED:
+        return None
+    observed = float(counts["next_to"].sum())
+    ratio, p_value = observed / shared.mean, shared.p_value(observed)
     if ratio > 1:
-        rate = min(1.0, claimed * (1 + RESOLUTION))
-        p_value = max(p_value, float(scipy.stats.binom.sf(observed - 1, int(counts.steps.sum()), rate)))
+        drawn = int(counts["steps"].sum())
+        p_value = max(p_value, float(scipy.stats.binom.sf(observed - 1, drawn, highest_rate(claimed))))
     return Check(
         name="batch-overlap",
         p_value=p_value,
         sentence=f"Consecutive batches share {ratio:.2g} times as many rows as random batches.",
         estimate=ratio,
     )
-
-
-def _overlap_variance(numbers: FloatArray, total: int) -> FloatArray:
-    """Return the variance of a hypergeometric number: of k drawn from ``total``, k - 1 of which count."""
-    share = (numbers - 1) / total
-    return numbers * share * (1 - share) * (total - numbers) / max(total - 1, 1)
 
 
 def repeated_rows(present: BoolArray, steps: IntArray) -> Check | None:
@@ -293,11 +235,7 @@ def repeated_rows(present: BoolArray, steps: IntArray) -> Check | None:
 
 def _shared_p_value(most: float, both: FloatArray) -> float:
     """Return the p-value of the number of shared buckets; each is shared with its own probability."""
-
-    def log_mgf(slopes: FloatArray) -> FloatArray:
-        return np.asarray(np.log1p(np.expm1(slopes)[:, None] * both).sum(axis=1))
-
-    return 1.0 if most <= both.sum() else chernoff_p_value(log_mgf, most, float((both * (1 - both)).sum()))
+    return 1.0 if most <= both.sum() else coins_p_value(most, both)
 
 
 def most_frequent_row(record: RowRecord, num_examples: int, claimed: float) -> Check | None:
@@ -308,15 +246,15 @@ def most_frequent_row(record: RowRecord, num_examples: int, claimed: float) -> C
     marked. The next one is tested.
     """
     counts, total = record.counts, record.num_steps
-    single = np.sort(counts.steps[~counts.has_copies])[::-1]
-    num_identical = num_examples - len(counts.steps) + _num_others(num_examples)
+    single = np.sort(counts["steps"][~counts["has_copies"]])[::-1]
+    num_identical = num_examples - len(counts) + _num_others(num_examples)
     if single.size <= num_identical:
         return None
     count = int(single[num_identical])
-    rate = min(1.0, claimed * (1 + RESOLUTION))
+    p_value = float(scipy.stats.binom.sf(count - 1, total, highest_rate(claimed)))
     return Check(
         name="favoured-example",
-        p_value=bonferroni(float(scipy.stats.binom.sf(count - 1, total, rate)), num_examples),
+        p_value=bonferroni(p_value, num_examples),
         sentence=f"A row is in {count} of {total} batches; {claimed * total:.4g} are expected.",
         estimate=count / (claimed * total),
     )
@@ -333,13 +271,13 @@ def copied_rows(record: RowRecord, num_examples: int) -> Check:
     Each row that occurs several times in a batch is that of at least two examples, if none is drawn twice. A
     few more are allowed for, such as padding that is not marked.
     """
-    copied = int(np.count_nonzero(record.counts.has_copies))
-    surplus = len(record.counts.steps) + copied - num_examples
+    copied, different = int(np.count_nonzero(record.counts["has_copies"])), len(record.counts)
+    surplus = different + copied - num_examples
     is_found = surplus > _num_others(num_examples)
     return Check(
         name="duplicate-examples",
         p_value=0.0 if is_found else 1.0,
-        sentence=f"{copied} of {len(record.counts.steps)} different rows are in a batch several times, more "
+        sentence=f"{copied} of {different} different rows are in a batch several times, more "
         f"than a data set of {num_examples} examples can have identical ones.",
         estimate=float(copied),
         cause="is an example drawn several times into a batch, used in several rows, or repeated as padding?"

@@ -8,39 +8,28 @@ batches against Poisson sampling. Both are parts of a recorder, which joins thei
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from dataclasses import astuple, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import IntArray
-from dpaudit.diagnostics import _participation
 from dpaudit.diagnostics._p_values import Check, CheckResults, Finding
-from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
+from dpaudit.diagnostics._participation import CUT, ParticipationRecord, participation_checks
 from dpaudit.diagnostics._row_digests import RowRecord, size_checks
 from dpaudit.diagnostics._step import ClaimedStep, ObservedStep, missing_fields
 from dpaudit.errors import InputError
 
 _ROUNDING = 1e-3  # relative to the limit; far above the rounding error of single precision
-_FEW_TRUNCATED = 8  # steps after which equal sizes of truncated batches are not a coincidence
-_CHANGED, _LEFT = "changed", "left"
-# attributes of a record of batches that its state holds unchanged
-_PLAIN = (
-    "_num_drawn",
-    "_num_rows",
-    "_num_steps",
-    "_given",
-    "step_rows",
-    "_truncated",
-    "_rows_of",
-    "_largest_whole",
-    "_num_joined",
-    "_is_active",
-)
+_SUM_FINDINGS = {
+    "bypass": ("rows-drawn", "No row was clipped in {}, although the sum is not zero"),
+    "left": ("sum-rebuilt", "The sum is not reset before {}"),
+    "changed": ("sum-rebuilt", "The sum changes between clipping and noise in {}"),
+    "norm": ("sum-norm", "The sum is longer than its clipped rows allow in {}"),
+}
 
 
 @dataclass
@@ -63,13 +52,9 @@ class SumRecord:
     Nothing here is a statistical test: rounding is allowed for, and any excess is a certain finding.
     """
 
-    def __init__(self, not_covered: Sequence[str] = ()) -> None:
-        self.num_steps = 0
-        self._not_covered = tuple(not_covered)
-        self._norm, self._bypass = _Worst(), _Worst()
-        self._differences = {_CHANGED: _Worst(), _LEFT: _Worst()}
-        self._shrunk = _Worst()
-        self._num_unknown = 0
+    def __init__(self) -> None:
+        self.num_steps, self._num_unknown = 0, 0
+        self._faults = {name: _Worst() for name in (*_SUM_FINDINGS, "shrunk")}
 
     def observe(self, step: ObservedStep) -> None:
         """Compare the sum of a step with its rows."""
@@ -84,79 +69,77 @@ class SumRecord:
             return
         if rows == 0:
             if norm > _ROUNDING:
-                self._bypass.add(norm, f"in step {index}, its norm is {norm:.3g} clipping norms")
+                text = f"in step {index}, its norm is {norm:.3g} clipping norms"
+                self._faults["bypass"].add(norm, text)
             return
         limit = rows if step.sum_limit is None else step.sum_limit
         ratio = norm / max(limit, _ROUNDING) if step.sum_excess is None else step.sum_excess
         ulps = 8.0  # rounding errors of the data type of a sum
         if ratio > 1 + _ROUNDING + ulps * float(np.max(0.0 if step.eps is None else step.eps)):
-            self._norm.add(ratio, f"in step {index}, {rows:g} rows have {ratio:.4g} times their limit")
+            text = f"in step {index}, {rows:g} rows have {ratio:.4g} times their limit"
+            self._faults["norm"].add(ratio, text)
 
     def _observe_changes(self, step: ObservedStep, index: int) -> None:
         for before, after, is_scaled in step.sum_changes:
             text = f"in step {index}, its norm changes from {before:.3g} to {after:.3g} clipping norms"
-            worst = self._shrunk if is_scaled and after < before else self._differences[_CHANGED]
-            worst.add(abs(after - before), text)
+            name = "shrunk" if is_scaled and after < before else "changed"
+            self._faults[name].add(abs(after - before), text)
         if step.sum_remainder > 0:
             text = f"in step {index}, it starts with {step.sum_remainder:.3g} clipping norms"
-            self._differences[_LEFT].add(step.sum_remainder, text)
+            self._faults["left"].add(step.sum_remainder, text)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was found so far, in plain values."""
-        faults = {
-            name: [fault.count, fault.size, fault.sentence]
-            for name, fault in self._faults.items()
-            if fault.count
-        }
-        return {"num_steps": self.num_steps, "num_unknown": self._num_unknown, "found": faults}
+        faults = {name: list(astuple(fault)) for name, fault in self._faults.items()}
+        return {"num_steps": self.num_steps, "num_unknown": self._num_unknown, "faults": faults}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
         with _validate.state_dict_errors("the sums of steps", state):
             self.num_steps = _validate.integer("num_steps", state["num_steps"], low=0)
             self._num_unknown = _validate.integer("num_unknown", state["num_unknown"], low=0)
-            for name, fault in self._faults.items():
-                count, size, sentence = state["found"].get(name, (0, -math.inf, ""))
-                fault.count = _validate.integer(name, count, low=0)
-                fault.size, fault.sentence = float(size), str(sentence)
-
-    @property
-    def _faults(self) -> dict[str, _Worst]:
-        return {"norm": self._norm, "bypass": self._bypass, "shrunk": self._shrunk, **self._differences}
+            self._faults = {name: _Worst(*state["faults"][name]) for name in self._faults}
 
     def results(self, claimed: ClaimedStep) -> CheckResults:
         """Return certain findings about the sums."""
         del claimed
-        not_covered = self._not_covered
+        shrunk = self._faults["shrunk"]
+        unknown: tuple[str, ...] = (
+            f"{self._num_unknown} sums were computed without the optimizer's own clipping methods: they were "
+            "not compared with the clipped rows",
+        )
         if self._num_unknown == self.num_steps:
-            not_covered += missing_fields((), ("example_sum_norm",)) if self.num_steps else ()
-        elif self._num_unknown:
-            not_covered += (
-                f"{self._num_unknown} sums were computed without the optimizer's own clipping methods: they "
-                "were not compared with the clipped rows",
-            )
-        return CheckResults(certain=tuple(self._findings()), notes=self._notes(), not_covered=not_covered)
+            unknown = missing_fields((), ("example_sum_norm",))
+        note = (
+            f"The sum is scaled down between clipping and noise in {shrunk.count} of {self.num_steps} "
+            f"steps: {shrunk.sentence}."
+        )
+        notes = (note,) if shrunk.count else ()
+        not_covered = unknown if self._num_unknown else ()
+        return CheckResults(certain=tuple(self._findings()), notes=notes, not_covered=not_covered)
 
     def _findings(self) -> Iterator[Finding]:
-        faults = (
-            (self._bypass, "rows-drawn", "No row was clipped in {}, although the sum is not zero"),
-            (self._differences[_LEFT], "sum-rebuilt", "The sum is not reset before {}"),
-            (self._differences[_CHANGED], "sum-rebuilt", "The sum changes between clipping and noise in {}"),
-            (self._norm, "sum-norm", "The sum is longer than its clipped rows allow in {}"),
-        )
-        for worst, name, text in faults:
+        for fault, (name, text) in _SUM_FINDINGS.items():
+            worst = self._faults[fault]
             if worst.count:
                 how = text.format(f"{worst.count} of {self.num_steps} steps")
-                estimate = math.nan if worst is self._bypass else worst.size
+                estimate = math.nan if fault == "bypass" else worst.size
                 yield Finding.certain(name, f"{how}: {worst.sentence}.", estimate)
 
-    def _notes(self) -> tuple[str, ...]:
-        if not self._shrunk.count:
-            return ()
-        return (
-            f"The sum is scaled down between clipping and noise in {self._shrunk.count} of {self.num_steps} "
-            f"steps: {self._shrunk.sentence}.",
-        )
+
+class _Match(NamedTuple):
+    """A step that is matched with the batch that was drawn for it."""
+
+    step: int
+    rows: int
+    size: int
+    is_all: bool
+    """Whether the batch is the whole data set: then each example may be left out for itself in every step."""
+
+    @property
+    def num_missing(self) -> int:
+        """How many of the examples have no row; 0 if no row was clipped, which is another matter."""
+        return max(0, self.size - self.rows) if self.rows else 0
 
 
 class BatchRecord:
@@ -178,15 +161,11 @@ class BatchRecord:
         """Digests of the rows of each step, for tests if the batch itself is unknown."""
         max_pending = 64  # drawn batches that wait for their step
         self._pending: deque[tuple[IntArray, int]] = deque(maxlen=max_pending)
-        self._num_drawn, self._num_rows, self._num_steps = 0, 0, 0
-        self._given: list[int] = []  # sizes of the batches that the loop reports
         self.step_rows: list[int | None] = []  # of each step, if known
+        self._given: list[int] = []  # sizes of the batches that the loop reports
+        self._matches: list[_Match] = []
         self._more = _Worst()
-        self._fewer = _Worst()
-        self._truncated: set[int] = set()
-        self._rows_of: dict[int, list[int]] = {}  # by the number of examples drawn
-        self._largest_whole = 0
-        self._num_joined = 0
+        self._num_drawn, self._num_rows, self._num_steps, self._num_joined = 0, 0, 0, 0
         self._is_active = True
 
     @property
@@ -245,20 +224,8 @@ class BatchRecord:
         self._num_joined += sum(batch.size > 0 for batch, _ in batches) > 1
         if self.tests_sampling:
             self.participation.observe(members, batches[0][1])
-        is_all = members.size == batches[0][1]  # then each example may be left out for itself, in every step
-        self._compare_drawn(index, rows, members.size, is_all=is_all)
+        self._matches.append(_Match(index, rows, members.size, members.size == batches[0][1]))
         return members.size
-
-    def _compare_drawn(self, index: int, rows: int, size: int, *, is_all: bool) -> None:
-        """Compare the rows of a step with the ``size`` of its batch."""
-        if not is_all:
-            self._rows_of.setdefault(size, []).append(rows)
-        if 0 < rows < size:
-            self._fewer.add(size - rows, f"in step {index}, {rows} of {size}")
-            if not is_all:
-                self._truncated.add(rows)
-        else:
-            self._largest_whole = max(self._largest_whole, rows)
 
     def _batches_of(self, rows: int) -> list[tuple[IntArray, int]]:
         """Return and remove the pending batches of a step, oldest first.
@@ -279,12 +246,13 @@ class BatchRecord:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was seen so far, for ``load_state_dict``; batches that wait for a step are not kept."""
-        worst = {name: list(astuple(getattr(self, name))) for name in ("_more", "_fewer")}
         return {
             "participation": self.participation.state_dict(),
             "rows": None if self.rows is None else self.rows.state_dict(),
-            **{name: deepcopy(getattr(self, name)) for name in _PLAIN},
-            **worst,
+            "lists": [list(numbers) for numbers in (self.step_rows, self._given)],
+            "matches": [tuple(match) for match in self._matches],
+            "more": astuple(self._more),
+            "numbers": [self._num_rows, self._num_steps, self._num_joined, self._is_active],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -293,9 +261,10 @@ class BatchRecord:
             self.participation.load_state_dict(state["participation"])
             if self.rows is not None and state["rows"] is not None:
                 self.rows.load_state_dict(state["rows"])
-            for name in _PLAIN:
-                setattr(self, name, deepcopy(state[name]))
-            self._more, self._fewer = _Worst(*state["_more"]), _Worst(*state["_fewer"])
+            self.step_rows, self._given = (list(numbers) for numbers in state["lists"])
+            self._matches = [_Match(*match) for match in state["matches"]]
+            self._more = _Worst(*state["more"])
+            self._num_rows, self._num_steps, self._num_joined, self._is_active = state["numbers"]
             self._num_drawn = self._num_rows  # what was drawn ahead is drawn again
             self._pending.clear()
 
@@ -307,18 +276,8 @@ class BatchRecord:
             results = CheckResults(checks=tuple(checks), notes=record.rate_notes(rate))
         elif self.unobserved is not None:
             results = self._row_results(self.unobserved, rate)
-        return replace(results, certain=tuple(self._findings()), notes=(*results.notes, *self._notes()))
-
-    def _notes(self) -> list[str]:
-        notes = []
-        if self._num_joined:
-            notes.append(f"{self._num_joined} of {self._num_steps} steps use several draws of the sampler.")
-        if self._fewer.count and not self._is_truncated and not self._is_cut:
-            notes.append(
-                f"Fewer rows were clipped than examples drawn in {self._fewer.count} of {self._num_steps} "
-                f"steps: {self._fewer.sentence}."
-            )
-        return notes
+        certain, notes = self._compare_rows()
+        return replace(results, certain=tuple(certain), notes=(*results.notes, *notes))
 
     def _row_results(self, unobserved: str, sample_rate: float | None) -> CheckResults:
         """Test batches of which only the rows are known."""
@@ -353,20 +312,36 @@ class BatchRecord:
         )
         return [], why_not if claimed < 1 else ""
 
-    @property
-    def _is_truncated(self) -> bool:
-        """Whether batches above a certain size, and only these, lose the rows above it."""
-        if self._fewer.count < _FEW_TRUNCATED or len(self._truncated) != 1:
-            return False
-        return max(self._truncated) >= self._largest_whole
-
-    @property
-    def _is_cut(self) -> bool:
-        """Whether the number of rows is smaller and depends on the number of examples alone."""
-        if any(len(set(rows)) > 1 for rows in self._rows_of.values()):
-            return False
-        many_cut = 16  # batches of equal sizes and equal numbers of rows that are not a coincidence
-        return sum(len(rows) - 1 for size, rows in self._rows_of.items() if 0 < rows[0] < size) >= many_cut
+    def _compare_rows(self) -> tuple[list[Finding], list[str]]:
+        """Compare the numbers of rows with those of drawn examples; return findings and notes."""
+        findings, notes = [], []
+        more = self._compare_given() if self._given else self._more
+        if more.count:
+            text = f"in {more.count} of {len(self.step_rows)} steps: {more.sentence}."
+            findings.append(
+                Finding.certain("rows-drawn", f"More rows were clipped than examples drawn {text}")
+            )
+        if self._num_joined:
+            notes.append(f"{self._num_joined} of {self._num_steps} steps use several draws of the sampler.")
+        fewer = [match for match in self._matches if match.num_missing]
+        if not fewer:
+            return findings, notes
+        worst, often = max(fewer, key=lambda match: match.num_missing), f"{len(fewer)} of {self._num_steps}"
+        where = f"in step {worst.step}, {worst.rows} of {worst.size}"
+        most = _cut_size(self._matches)
+        if most is not None:
+            how = f"Batches are cut to {most} rows: {often} have more examples"
+        elif _is_cut_by_size(self._matches):
+            how = f"Rows are left out in {often} steps ({where}), by the size of the batch alone"
+        else:
+            return findings, [
+                *notes,
+                f"Fewer rows were clipped than examples drawn in {often} steps: {where}.",
+            ]
+        finding = Finding.certain(
+            "rows-drawn", f"{how}, so whether an example is used depends on the others."
+        )
+        return [*findings, replace(finding, cause=CUT)], notes
 
     def _compare_given(self) -> _Worst:
         """Compare the rows of all steps with the batches that the loop reported, one per step."""
@@ -378,23 +353,23 @@ class BatchRecord:
                 worst.add(rows - size, f"in step {index}, {rows} rows of {size} examples")
         return worst
 
-    def _findings(self) -> list[Finding]:
-        findings, more = [], self._compare_given() if self._given else self._more
-        if more.count:
-            findings.append(
-                Finding.certain(
-                    "rows-drawn",
-                    f"More rows were clipped than examples drawn in {more.count} of {len(self.step_rows)} "
-                    f"steps: {more.sentence}.",
-                )
-            )
-        if self._is_truncated or self._is_cut:
-            often = f"{self._fewer.count} of {self._num_steps}"
-            how = (
-                f"Rows are left out in {often} steps ({self._fewer.sentence}), by the size of the batch alone"
-            )
-            if self._is_truncated:
-                how = f"Batches are cut to {max(self._truncated)} rows: {often} have more examples"
-            text = f"{how}, so whether an example is used depends on the others."
-            findings.append(replace(Finding.certain("rows-drawn", text), cause=_participation.CUT))
-        return findings
+
+def _cut_size(matches: Sequence[_Match]) -> int | None:
+    """Return the size to which batches above it, and only these, are cut; None if there is none."""
+    cut = {match.rows for match in matches if match.num_missing and not match.is_all}
+    whole = max((match.rows for match in matches if not match.num_missing), default=0)
+    min_cut = 8  # steps after which equal sizes of cut batches are not a coincidence
+    is_cut = len(cut) == 1 and sum(match.num_missing > 0 for match in matches) >= min_cut
+    return max(cut) if is_cut and max(cut) >= whole else None
+
+
+def _is_cut_by_size(matches: Sequence[_Match]) -> bool:
+    """Return whether the number of rows is smaller and depends on the number of examples alone."""
+    rows_of = defaultdict[int, list[int]](list)
+    for match in matches:
+        if not match.is_all:
+            rows_of[match.size].append(match.rows)
+    if any(len(set(rows)) > 1 for rows in rows_of.values()):
+        return False
+    many_cut = 16  # batches of equal sizes and equal numbers of rows that are not a coincidence
+    return sum(len(rows) - 1 for size, rows in rows_of.items() if 0 < rows[0] < size) >= many_cut
