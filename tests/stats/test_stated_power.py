@@ -21,14 +21,14 @@ from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._simulated_bets import BettingPower, needed_shift
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
-from dpaudit.stats.thresholds._base import (
+from dpaudit.stats.thresholds._chosen import (
     best_bound_rates,
     least_balanced_error,
     least_error_rates,
     simulated_roc,
     step_rates,
 )
-from dpaudit.stats.thresholds._rules import choose
+from dpaudit.stats.thresholds._chosen import choose
 from dpaudit.stats.tradeoffs._attack import gaussian_attack, sampled_attack
 
 DELTA = 1e-5

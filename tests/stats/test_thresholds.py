@@ -10,7 +10,7 @@ import dpaudit
 from dpaudit.stats._counts import StepScores, count
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.inference import BoundQuery
-from dpaudit.stats.thresholds._rules import _from_earlier_steps
+from dpaudit.stats.thresholds._chosen import _from_earlier_steps
 
 
 def gaussian_scores(mu, size, seed=0):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from scipy import special
@@ -43,6 +44,8 @@ class SubsampledGaussian(TradeOff):
     rates.
     """
 
+    symbol: ClassVar[str] = "1/noise_multiplier"
+    is_inverse_noise: ClassVar[bool] = True
     sample_rate: float
     num_steps: int
     num_lines: int | None = None
@@ -54,14 +57,6 @@ class SubsampledGaussian(TradeOff):
         _validate.fraction("line_delta", self.line_delta)
         if self.num_lines is not None:
             _validate.integer("num_lines", self.num_lines, low=2)
-
-    @property
-    def symbol(self) -> str:
-        return "1/noise_multiplier"
-
-    @property
-    def is_inverse_noise(self) -> bool:
-        return True
 
     def assumption(self, delta: float) -> str | None:
         del delta

@@ -34,7 +34,7 @@ from dpaudit.stats.inference._stop_loss import (
 from dpaudit.stats.inference._wealth import MAX_LOSS, Schedule
 from dpaudit.stats.rootfinding import last_positive, last_true
 from dpaudit.stats.thresholds import HeldOut, Predictable
-from dpaudit.stats.thresholds._base import step_rates
+from dpaudit.stats.thresholds._chosen import step_rates
 from dpaudit.stats.tradeoffs._attack import Attack
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats.inference._base import BoundQuery, CountInference, Kind, RankInference
 from dpaudit.stats.rootfinding import last_positive
 from dpaudit.stats.tradeoffs import PureDP, TradeOff
-from dpaudit.stats.tradeoffs._base import at_least_zero
+from dpaudit.stats.tradeoffs._families import at_least_zero
 
 _ASYMPTOTIC = "there are many of them (the interval is asymptotic)"
 

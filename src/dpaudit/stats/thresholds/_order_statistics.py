@@ -6,6 +6,7 @@ Given the absent scores the threshold is fixed, so the false negatives at it are
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpaudit import _validate
-from dpaudit._types import IntArray, ScoreArray
+from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations, chunks, require_finite
 from dpaudit.stats.inference import (
@@ -27,14 +28,67 @@ from dpaudit.stats.inference import (
     ThresholdResult,
 )
 from dpaudit.stats.rootfinding import LARGEST_ERROR, smallest_error
-from dpaudit.stats.thresholds._base import EmpiricalROC, ThresholdRule, simulated_roc, unsupported
-from dpaudit.stats.tradeoffs._attack import Attack
+from dpaudit.stats.thresholds._rules import ThresholdRule, unsupported
+from dpaudit.stats.tradeoffs import Attack
 
 _GROWTH = 5  # ratio of neighboring ranks of Tails, counted from 1
 
 
+class RankRule(ThresholdRule):
+    """A rule that tries scores of fixed ranks, which share the error equally."""
+
+    @abstractmethod
+    def ranks(self, size: int) -> IntArray:
+        """Return how many of the ``size`` scores of a side are beyond each threshold, in ascending order."""
+
+    @abstractmethod
+    def sides(self, sizes: ErrorCounts) -> tuple[ErrorCounts, ...]:
+        """Return the sizes as each ranked side sees them: it is the absent one."""
+
+    def error(self, error: float, num_absent: int) -> float:
+        num_sides = len(self.sides(ErrorCounts.perfect(num_absent, num_absent)))
+        return error / (num_sides * self.ranks(num_absent).size)
+
+    def largest_bound(self, inference: ExactInference, counts: ErrorCounts, query: BoundQuery) -> float:
+        return inference.at_rank(counts, query, 0.0) if isinstance(inference, RankInference) else 0.0
+
+    def refuting_limits(
+        self, claimed: float, sizes: ErrorCounts, inference: ExactInference, query: BoundQuery
+    ) -> tuple[IntArray, ...]:
+        assert isinstance(inference, RankInference)
+        return tuple(
+            inference.most_refuting(self.ranks(side.num_absent), claimed, side, query)
+            for side in self.sides(sizes)
+        )
+
+    def detection_rate(self, attack: Attack, limits: tuple[IntArray, ...], sizes: ErrorCounts) -> float:
+        """Return how often a threshold of any side refutes, as if the sides were independent."""
+        missed = 1.0
+        for side, most in zip(self.sides(sizes), limits, strict=True):
+            rng = np.random.default_rng(2)
+            shape = side.num_absent, side.num_present
+            _, misses = simulated_roc(attack, self.ranks(side.num_absent), shape, 2000, rng)
+            missed *= 1 - float((misses <= most).any(axis=1).mean())
+            attack = attack.exchanged()
+        return 1 - missed
+
+    def at_high_scores(self, observations: Observations) -> list[ThresholdResult]:
+        """Return threshold and counts at each of the highest absent scores, without a bound.
+
+        Ties at a threshold may leave fewer scores above it; the test holds for the rank.
+        """
+        absent, present = observations.without_canary, observations.with_canary
+        ranks = self.ranks(absent.size)
+        thresholds = _extremes("without_canary", absent, ranks, sign=1)
+        misses = _count_up_to("with_canary", present, thresholds, sign=1)
+        return [
+            ThresholdResult(0.0, float(threshold), _counts(rank, absent.size, missed, present.size))
+            for rank, threshold, missed in zip(ranks, thresholds, misses, strict=True)
+        ]
+
+
 @dataclass(frozen=True)
-class Simultaneous(ThresholdRule):
+class Simultaneous(RankRule):
     """The best of several thresholds, at ranks of the absent scores that are fixed before seeing the data.
 
     The fpr at an absent score of a given rank is a Beta order statistic, whatever the distribution of the
@@ -45,45 +99,23 @@ class Simultaneous(ThresholdRule):
     """
 
     num_thresholds: int = 32
+    label = "bands"
 
     def __post_init__(self) -> None:
         _validate.integer("num_thresholds", self.num_thresholds)
 
-    @property
-    def label(self) -> str:
-        return "bands"
-
-    def error(self, error: float, num_absent: int) -> float:
-        return error / self.ranks(num_absent).size
-
-    def largest_bound(self, inference: ExactInference, counts: ErrorCounts, query: BoundQuery) -> float:
-        return inference.at_rank(counts, query, 0.0) if isinstance(inference, RankInference) else 0.0
+    def sides(self, sizes: ErrorCounts) -> tuple[ErrorCounts, ...]:
+        return (sizes,)
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         if not isinstance(inference, RankInference):
             raise unsupported(self, inference, ClopperPearson, JointExact)
-        roc = EmpiricalROC.of(observations)
-        absent, present = roc.absent, roc.present
-        ranks = self.ranks(absent.size)
-        thresholds = absent[absent.size - 1 - ranks]
-        misses = np.searchsorted(present, thresholds, side="right")
-        shared = replace(query, error_rate=self.error(query.error_rate, absent.size))
-        # ties at the threshold may leave fewer scores above it; the test holds for the rank
-        results = [
-            ThresholdResult(0.0, float(threshold), _counts(rank, absent.size, missed, present.size))
-            for threshold, rank, missed in zip(thresholds, ranks, misses, strict=True)
-        ]
-        promising = np.argsort(-inference.rank(ranks, misses, roc.sizes, shared), kind="stable")
-        return _largest_bound([results[index] for index in promising], inference, shared)
-
-    def refuting_limits(
-        self, claimed: float, sizes: ErrorCounts, inference: ExactInference, query: BoundQuery
-    ) -> tuple[IntArray, ...]:
-        assert isinstance(inference, RankInference)
-        return (inference.most_refuting(self.ranks(sizes.num_absent), claimed, sizes, query),)
-
-    def detection_rate(self, attack: Attack, limits: tuple[IntArray, ...], sizes: ErrorCounts) -> float:
-        return _detection_rate(attack, self.ranks(sizes.num_absent), limits[0], sizes)
+        results = self.at_high_scores(observations)
+        shared = replace(query, error_rate=query.error_rate / len(results))
+        fp, fn = np.asarray([(r.counts.false_positives, r.counts.false_negatives) for r in results]).T
+        promising = np.argsort(-inference.rank(fp, fn, results[0].counts, shared), kind="stable")
+        results = [results[index] for index in promising]
+        return _largest_bound(results, [result.counts for result in results], inference, shared)
 
     def ranks(self, size: int) -> IntArray:
         """Return how many absent scores are above each threshold: evenly spaced in the logit."""
@@ -98,15 +130,13 @@ class Simultaneous(ThresholdRule):
 
 def _distinct(ranks: IntArray, size: int) -> IntArray:
     """Separate equal neighbors by moving them up, then back below ``size``."""
-    for i in range(1, ranks.size):
-        ranks[i] = max(ranks[i], ranks[i - 1] + 1)
-    for i in range(ranks.size - 1, -1, -1):
-        ranks[i] = min(ranks[i], size - (ranks.size - i))
-    return ranks
+    steps = np.arange(ranks.size)
+    ranks = np.maximum.accumulate(ranks - steps) + steps
+    return np.minimum(ranks, size - ranks.size + steps)
 
 
 @dataclass(frozen=True)
-class Tails(ThresholdRule):
+class Tails(RankRule):
     """The best of a few far thresholds: high ranks of the absent scores and low ranks of the present ones.
 
     A threshold in the middle cannot see noise without tails, or a canary that is rarely but fully revealed.
@@ -114,70 +144,38 @@ class Tails(ThresholdRule):
     a twentieth of the scores, and share the error equally. Only the extreme scores are kept in memory.
     """
 
-    @property
-    def label(self) -> str:
-        return "tails"
+    label = "tails"
 
-    def error(self, error: float, num_absent: int) -> float:
-        return error / (2 * self.ranks(num_absent).size)
-
-    def largest_bound(self, inference: ExactInference, counts: ErrorCounts, query: BoundQuery) -> float:
-        return inference.at_rank(counts, query, 0.0) if isinstance(inference, RankInference) else 0.0
+    def sides(self, sizes: ErrorCounts) -> tuple[ErrorCounts, ...]:
+        return sizes, sizes.exchanged()
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         if not isinstance(inference, RankInference):
             raise unsupported(self, inference, ClopperPearson, JointExact)
+        high, low = self.at_high_scores(observations), self._at_low_scores(observations)
+        ranked = [result.counts for result in high] + [result.counts.exchanged() for result in low]
+        shared = replace(query, error_rate=query.error_rate / len(ranked))
+        return _largest_bound([*high, *low], ranked, inference, shared)
+
+    def _at_low_scores(self, observations: Observations) -> list[ThresholdResult]:
+        """Return threshold and counts at each of the lowest present scores, without a bound.
+
+        A present score at the threshold is not an error, so the threshold is just below it.
+        """
         absent, present = observations.without_canary, observations.with_canary
-        sides = (("without_canary", absent), ("with_canary", present))
-        high = _extremes(*sides[0], self.ranks(absent.size), sign=1)
-        low = _extremes(*sides[1], self.ranks(present.size), sign=-1)
-        results = [
-            ThresholdResult(0.0, float(threshold), _counts(rank, absent.size, missed, present.size))
-            for rank, threshold, missed in zip(
-                self.ranks(absent.size), high, _count_up_to(*sides[1], high, sign=1), strict=True
-            )
+        ranks = self.ranks(present.size)
+        scores = _extremes("with_canary", present, ranks, sign=-1)
+        errors = _count_up_to("without_canary", absent, scores, sign=-1)
+        thresholds = np.nextafter(scores, -np.inf)
+        return [
+            ThresholdResult(0.0, float(threshold), _counts(wrong, absent.size, rank, present.size))
+            for rank, threshold, wrong in zip(ranks, thresholds, errors, strict=True)
         ]
-        results += [
-            # a present score at the threshold is not an error, so the threshold is just below it
-            ThresholdResult(
-                0.0, float(np.nextafter(threshold, -np.inf)), _counts(wrong, absent.size, rank, present.size)
-            )
-            for rank, threshold, wrong in zip(
-                self.ranks(present.size), low, _count_up_to(*sides[0], low, sign=-1), strict=True
-            )
-        ]
-        shared = replace(query, error_rate=query.error_rate / len(results))
-        return _largest_bound(results, inference, shared, num_first=high.size)
-
-    def refuting_limits(
-        self, claimed: float, sizes: ErrorCounts, inference: ExactInference, query: BoundQuery
-    ) -> tuple[IntArray, ...]:
-        assert isinstance(inference, RankInference)
-        return tuple(
-            inference.most_refuting(self.ranks(side.num_absent), claimed, side, query)
-            for side in (sizes, sizes.exchanged())
-        )
-
-    def detection_rate(self, attack: Attack, limits: tuple[IntArray, ...], sizes: ErrorCounts) -> float:
-        """Return how often a threshold of either side refutes, as if the sides were independent."""
-        sides = (attack, sizes), (attack.exchanged(), sizes.exchanged())
-        high, low = (
-            _detection_rate(side_attack, self.ranks(side.num_absent), most, side)
-            for (side_attack, side), most in zip(sides, limits, strict=True)
-        )
-        return high + low - high * low
 
     def ranks(self, size: int) -> IntArray:
         """Return how many scores of a side are beyond each threshold."""
         count = 1 + max(int(np.log(max(0.05 * size, 1.0)) / np.log(_GROWTH)), 0)
         return np.asarray(_GROWTH ** np.arange(count) - 1)
-
-
-def _detection_rate(attack: Attack, ranks: IntArray, limits: IntArray, sizes: ErrorCounts) -> float:
-    """Return how often errors are within the limit at any of the ranks, by simulation."""
-    rng = np.random.default_rng(2)
-    _, misses = simulated_roc(attack, ranks, (sizes.num_absent, sizes.num_present), 2000, rng)
-    return float((misses <= limits).any(axis=1).mean())
 
 
 def _counts(false_positives: int, num_absent: int, false_negatives: int, num_present: int) -> ErrorCounts:
@@ -191,16 +189,14 @@ def _counts(false_positives: int, num_absent: int, false_negatives: int, num_pre
 
 def _largest_bound(
     results: Sequence[ThresholdResult],
+    ranked: Sequence[ErrorCounts],
     inference: RankInference,
     query: BoundQuery,
-    num_first: int | None = None,
 ) -> ThresholdResult:
-    """Return the result with the largest bound; those after ``num_first`` are at ranks of present scores."""
-    best, ranked = results[0], []
-    for index, result in enumerate(results):
-        exchanged = num_first is not None and index >= num_first
-        ranked.append(result.counts.exchanged() if exchanged else result.counts)
-        parameter = inference.at_rank(ranked[-1], query, best.parameter)
+    """Return the result with the largest bound; ``ranked`` are its counts as the ranked side sees them."""
+    best = results[0]
+    for result, counts in zip(results, ranked, strict=True):
+        parameter = inference.at_rank(counts, query, best.parameter)
         if parameter > best.parameter:
             best = replace(result, parameter=parameter)
     return replace(best, p_value=partial(_p_value, ranked, inference, query))
@@ -245,3 +241,25 @@ def _count_up_to(name: str, scores: ScoreArray, thresholds: ScoreArray, *, sign:
         values = sign * piece
         counts += [int(np.count_nonzero(values <= threshold)) for threshold in sign * thresholds]
     return counts
+
+
+def simulated_roc(
+    attack: Attack, above: IntArray, sizes: tuple[int, int], runs: int, rng: np.random.Generator
+) -> tuple[FloatArray, IntArray]:
+    """Draw the fpr and the false negatives at absent scores of given ranks; arrays are runs x ranks.
+
+    ``above`` is how many of the ``sizes[0]`` absent scores are higher, in ascending order: the fpr at that
+    score is an order statistic of uniform numbers, whatever the distribution of scores.
+    """
+    gaps = np.diff(np.concatenate([[-1], above, [sizes[0]]]))
+    spacings = np.cumsum(rng.gamma(gaps, size=(runs, gaps.size)), axis=1)
+    fpr = spacings[:, :-1] / spacings[:, -1:]
+    fnr = np.minimum.accumulate(np.clip(attack.fnr(fpr), 0.0, 1.0), axis=1)
+    before = np.concatenate([np.ones((runs, 1)), fnr[:, :-1]], axis=1)
+    detected = np.clip(1 - fnr / np.maximum(before, 1e-300), 0.0, 1.0)
+    misses = np.empty(fnr.shape, dtype=np.int64)
+    left = np.full(runs, sizes[1])
+    for column in range(above.size):
+        left = left - rng.binomial(left, detected[:, column])
+        misses[:, column] = left
+    return fpr, misses

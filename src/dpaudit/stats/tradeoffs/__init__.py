@@ -1,14 +1,15 @@
 """Trade-off families: which error rates a mechanism allows."""
 
 from dpaudit.stats.tradeoffs._attack import Attack, sampled_attack
-from dpaudit.stats.tradeoffs._base import TradeOff, ratio_epsilon
 from dpaudit.stats.tradeoffs._families import (
     ApproximateDP,
     Gaussian,
     Laplace,
     PureDP,
     RandomizedResponse,
+    TradeOff,
     approximate_fnr,
+    ratio_epsilon,
 )
 from dpaudit.stats.tradeoffs._piecewise import PiecewiseLinear, lower_hull
 

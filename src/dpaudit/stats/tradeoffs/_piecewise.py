@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
-from dpaudit.stats.tradeoffs._base import TradeOff, ratio_epsilon
-from dpaudit.stats.tradeoffs._families import approximate_fnr
+from dpaudit.stats.tradeoffs._families import TradeOff, approximate_fnr, ratio_epsilon
 
 _Point = tuple[float, float]
 _BLOCK = 4096  # error rates processed at once: keeps the rates x lines table to a few dozen megabytes
@@ -28,6 +28,7 @@ class PiecewiseLinear(TradeOff):
     (0.5703, 2.0)
     """
 
+    symbol: ClassVar[str] = "curve parameter"
     epsilons: tuple[float, ...]
     deltas: tuple[float, ...]
     _eps: FloatArray = field(init=False, repr=False, compare=False)
@@ -54,10 +55,6 @@ class PiecewiseLinear(TradeOff):
         if len(self.epsilons) <= 8:
             return f"PiecewiseLinear(epsilons={self.epsilons}, deltas={self.deltas})"
         return f"PiecewiseLinear({len(self.epsilons)} lines)"
-
-    @property
-    def symbol(self) -> str:
-        return "curve parameter"
 
     def assumption(self, delta: float) -> str | None:
         del delta
