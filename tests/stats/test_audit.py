@@ -274,10 +274,10 @@ def test_the_largest_refutable_parameter_is_what_a_perfect_attack_of_that_size_r
         if size == 1 and "inference" in method:
             continue
         result = dpaudit.audit(perfect, claim=STEP, **method)
-        assert result.design.max_refutable() == pytest.approx(result.bound.parameter, rel=1e-6)
+        assert result.design.max_refutable == pytest.approx(result.bound.parameter, rel=1e-6)
     if size > 1:  # other scores without errors may be far from the threshold and refute more
         result = dpaudit.audit(perfect, claim=STEP, inference=dpaudit.Betting())
-        assert result.design.max_refutable() >= result.bound.parameter * (1 - 1e-9)
+        assert result.design.max_refutable >= result.bound.parameter * (1 - 1e-9)
 
 
 def test_a_threshold_that_a_leak_moves_away_from_finds_no_leak():

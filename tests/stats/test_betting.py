@@ -13,10 +13,8 @@ from statistical_limits import most_flagged
 
 import dpaudit
 from dpaudit.stats.inference import BoundQuery
-from dpaudit.stats.inference._betting import Betting
-from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses, stop_loss
-from dpaudit.stats.inference._tails import FarGuess
-from dpaudit.stats.inference._wealth import Wealth
+from dpaudit.stats.inference._betting import Betting, FarGuess
+from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses, Wealth, stop_loss
 
 QUERY = BoundQuery(dpaudit.Gaussian(), 1e-5, 0.05)
 LEVELS = FarGuess.levels(0.39)
@@ -149,10 +147,10 @@ def slow_wealth(bets, mean):
     """One step after the other, as a gambler would; return the largest wealth."""
     wealth = best = 1.0
     book = bets._wealth
-    for step in range(book.num_steps):
-        stake = min(book._stakes[step], 0.99 / (mean + book._losses[step]))
-        assert book._payoffs[step] >= -book._losses[step]
-        wealth *= 1 + stake * (book._payoffs[step] - mean)
+    for payoff, loss, largest_stake in book._rows[:, 0, : book.num_steps].T:
+        stake = min(largest_stake, 0.99 / (mean + loss))
+        assert payoff >= -loss
+        wealth *= 1 + stake * (payoff - mean)
         assert wealth > 0
         best = max(best, wealth)
     return best
@@ -173,9 +171,8 @@ def test_the_bound_is_where_a_gamblers_wealth_reaches_one_over_the_error(values,
 def test_the_future_does_not_change_the_bets_of_the_past(values, horizon):
     cut = len(values) // 2
     bets, others = placed(values, horizon=horizon), placed([*values[:cut], -1.0], horizon=horizon)
-    for name in ("_stakes", "_losses"):
-        one, other = (getattr(found._wealth, name)[: cut + 1] for found in (bets, others))
-        assert np.array_equal(one, other)
+    first, second = (placed_bets._wealth._rows[1:, :, : cut + 1] for placed_bets in (bets, others))
+    assert np.array_equal(first, second)  # losses and stakes
     # a prefix refutes what a shorter run would have refuted, and a longer run at least as much
     shorter = placed(values[:-1], horizon=horizon)
     assert bets.refuted(len(values) - 1) == pytest.approx(shorter.refuted(), rel=1e-6)

@@ -67,7 +67,7 @@ class _CountingGaussian(dpaudit.Gaussian):
 def test_an_audit_that_can_refute_a_claim_is_recognized_on_the_claimed_curve(inference, size):
     query = BoundQuery(_CountingGaussian(), 1e-5, 0.05)
     design = AuditDesign(inference, dpaudit.Fixed(0.5), query, size, size, size)
-    largest = design.max_refutable()
+    largest = design.max_refutable
     _CountingGaussian.inverted = 0
     assert design.can_refute(0.5 * largest)
     assert design.can_refute(0.999 * largest)

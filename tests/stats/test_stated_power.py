@@ -17,18 +17,16 @@ from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.recording import Recorder, WholeRunRecorder
 from dpaudit.stats._counts import StepScores
 from dpaudit.stats._planning import _Planner
-from dpaudit.stats._power import AuditDesign
-from dpaudit.stats._simulated_bets import BettingPower, needed_shift
+from dpaudit.stats._power import AuditDesign, BettingPower, needed_shift
 from dpaudit.stats.inference import BoundQuery
-from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
 from dpaudit.stats.thresholds._chosen import (
     best_bound_rates,
+    choose,
     least_balanced_error,
     least_error_rates,
     simulated_roc,
     step_rates,
 )
-from dpaudit.stats.thresholds._chosen import choose
 from dpaudit.stats.tradeoffs._attack import gaussian_attack, sampled_attack
 
 DELTA = 1e-5
@@ -329,13 +327,12 @@ def test_simulated_runs_that_share_a_bet_are_detected_like_runs_with_their_own()
     design = steps(1.0, 10, 64, normalized=True)(1.0, np.random.default_rng(0)).design._without_coins()
     power = BettingPower(design, 1.0)
     simulated, _ = power._simulated(2.1)
-    shared, detected = simulated.refute(power._allowed)[:100], []
-    for advantages in simulated._advantages[:100]:
-        own = AdvantageBets(
-            64, stops=StopLosses.of(64), error=0.045, horizon=None, expected=power._bets.expected
-        )
-        own.extend(advantages)
-        detected.append(own.evidence(power._allowed) > 0)
+    shared = (simulated.evidence(power._allowed) > 0)[:100]
+    detected = []
+    for advantages in simulated._advantages[:100, :10]:
+        alone = design.inference.main_bets(64, design.query, by_coin=True, with_tails=True)
+        alone.extend(advantages)
+        detected.append(bool(alone.evidence(power._allowed)[0] > 0))
     assert abs(int(shared.sum()) - sum(detected)) <= 10
 
 

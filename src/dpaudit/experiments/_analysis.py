@@ -370,7 +370,7 @@ def largest_epsilon(scores: RunScores) -> float:
     if scores.values["num_failed"]:
         return bound_of_runs(scores.flawless).epsilon
     query = BoundQuery(scores.curve, scores.values["delta"], 1 - scores.audit["confidence"])
-    perfect = AuditDesign.of(scores.observations, *_method_of_runs(scores), query).max_refutable()
+    perfect = AuditDesign.of(scores.observations, *_method_of_runs(scores), query).max_refutable
     return scores.curve.epsilon(perfect, scores.values["delta"])
 
 

@@ -8,7 +8,7 @@ what reports write and read (``SCHEMA_VERSION``, ``plain``, ``number``, ``summar
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._audit import audit, audit_recorded, audit_untuned, default_method, guesses_of, lower_bound
 from dpaudit.stats._binomial import Region, plausible_counts
-from dpaudit.stats._bound import LARGEST, Bound, number, plain
+from dpaudit.stats._bound import LARGEST, Bound, Power, number, plain
 from dpaudit.stats._coins import CoinCheck
 from dpaudit.stats._counts import ErrorCounts, Guesses, StepErrors, StepScores, count
 from dpaudit.stats._coverage import Coverage, coverage, ideal_observations, tally
@@ -35,7 +35,7 @@ from dpaudit.stats._one_run import (
     too_many_correct,
 )
 from dpaudit.stats._planning import Leak, Plan, plan_canaries, plan_observations, plan_steps, smallest_leak
-from dpaudit.stats._power import AuditDesign, Power
+from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._result import (
     DEFAULT,
     GIVEN,

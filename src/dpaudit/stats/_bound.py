@@ -1,4 +1,4 @@
-"""A lower bound with its method and assumptions, and its conversion to and from plain values."""
+"""What an audit states: a lower bound and the power to detect a leak, in words and as plain values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from dpaudit import _validate
 from dpaudit.errors import InputError, quoted
@@ -15,6 +17,10 @@ from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Inference, Kind
 from dpaudit.stats.thresholds import ThresholdRule
 from dpaudit.stats.tradeoffs import TradeOff
+from dpaudit.stats.tradeoffs._attack import MECHANISMS
+
+if TYPE_CHECKING:
+    from dpaudit.stats._result import Hypothesis
 
 LARGEST: Final = sys.float_info.max  # a range that ends here excludes infinity
 _LONGEST = 10_000  # characters of an assumption; longer ones are rejected
@@ -103,6 +109,113 @@ class Bound:
             counts=_counts(values),
             kind=_kind(values),
             assumptions=_texts(values, "assumptions"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power:
+    """The smallest leak that the audit would have detected with the given probability.
+
+    ``is_ideal`` if that takes an ideal attack, which raw scores need not come from. Then ``efficiency`` is
+    the signal of the actual attack relative to an ideal one, if the power is that of an attack with it.
+    """
+
+    probability: float
+    epsilon: float
+    parameter: float
+    # noise of the leak relative to the claimed noise; None if the parameter is not an inverse noise
+    noise_factor: float | None
+    # mean length of canaries after clipping, in clipping norms; None if it is 1 or not known
+    canary_length: float | None = None
+    # the mechanism that has this epsilon; None if it follows from the curve
+    mechanism: str | None = None
+    is_ideal: bool = False
+    efficiency: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        parameter: float,
+        hypothesis: Hypothesis,
+        probability: float,
+        lengths: tuple[float, ...] = (1.0,),
+        *,
+        is_ideal: bool = False,
+        efficiency: float | None = None,
+    ) -> Power:
+        """Return the leak of a mechanism with the given parameter, detected by canaries of these lengths."""
+        scales = hypothesis.tradeoff.is_inverse_noise
+        length = float(np.mean(lengths))
+        return cls(
+            probability=probability,
+            epsilon=hypothesis.epsilon(parameter),
+            parameter=parameter,
+            noise_factor=hypothesis.parameter / parameter if scales else None,
+            canary_length=length if length < 0.995 else None,
+            mechanism=hypothesis.tradeoff.attacked_mechanism,
+            is_ideal=is_ideal,
+            efficiency=efficiency,
+        )
+
+    def __str__(self) -> str:
+        detected = f"would have been detected with {_validate.percent(self.probability)} probability"
+        text = f"no leak {detected}" if math.isinf(self.parameter) else f"{self._leak} {detected}"
+        if self.efficiency is not None:
+            return (
+                f"shows {self.efficiency:.2g} of an ideal attack's signal, if the noise is as claimed; with "
+                f"that share of it, {text} (an estimate from its own scores)"
+            )
+        if self.is_ideal:
+            return f"{text} by an ideal attack with this many scores"
+        if not math.isinf(self.parameter):
+            text += " by an attack of this design"
+        if self.canary_length is not None:
+            text += f" (canaries reach {self.canary_length:.2g} of the clipping norm)"
+        return text
+
+    @property
+    def _leak(self) -> str:
+        text = f"a true epsilon of {self.epsilon:.4g}"
+        if self.mechanism is not None:
+            text = f"{self.mechanism} with {text}"
+        if self.noise_factor is not None:
+            text += f" (noise at {self.noise_factor:.4g} of the claimed level)"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        optional = {
+            "canary_length": self.canary_length,
+            "mechanism": self.mechanism,
+            "is_ideal": self.is_ideal or None,
+            "efficiency": self.efficiency,
+        }
+        return {
+            "probability": self.probability,
+            "epsilon": plain(self.epsilon),
+            "parameter": plain(self.parameter),
+            "noise_factor": self.noise_factor,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Power:
+        """Restore a power from :meth:`to_dict`; invalid values raise ``InputError``."""
+        _validate.mapping("the values of a power", values)
+
+        def optional(name: str, high: float) -> float | None:
+            return None if values.get(name) is None else number(values, name, high=high)
+
+        mechanism = values.get("mechanism")
+        return cls(
+            probability=number(values, "probability", high=1.0),
+            epsilon=number(values, "epsilon"),
+            parameter=number(values, "parameter"),
+            noise_factor=optional("noise_factor", LARGEST),
+            canary_length=optional("canary_length", 1.0),
+            mechanism=mechanism if mechanism in MECHANISMS else None,
+            is_ideal=values.get("is_ideal") is True,
+            efficiency=optional("efficiency", 1.0),
         )
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._audit import fixed_rule, require
-from dpaudit.stats._power import AuditDesign, Power
+from dpaudit.stats._bound import Power
+from dpaudit.stats._power import AuditDesign, BettingPower
 from dpaudit.stats._result import Claimed, Hypothesis
-from dpaudit.stats._simulated_bets import BettingPower
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference, JointExact
 from dpaudit.stats.rootfinding import first_true_integer, last_true
 from dpaudit.stats.tradeoffs import TradeOff
@@ -256,9 +256,10 @@ class _Planner:
         claimed, actual = self.hypothesis.parameter, leak.parameter
         if isinstance(self.inference, Betting):
             return self._enough_bets(leak, design, most)
-        # enough scores for tails
-        if not design(1000).may_detect(claimed, actual):
-            return None
+        many = design(1000)  # enough scores for tails
+        fpr, fnr = many.rule.operating_points(many.attack_on(actual), many)
+        if not many.others and not (fnr < self.query.tradeoff.fnr(claimed, fpr)).any():
+            return None  # no number of scores would refute the claim
         index = first_true_integer(
             lambda i: design(_nth_size(i)).power(claimed, actual) >= leak.probability, 1, _size_index(most)
         )

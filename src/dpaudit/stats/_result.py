@@ -18,12 +18,12 @@ from dpaudit._provenance import of_audit
 from dpaudit.diagnostics import Diagnosis, Finding
 from dpaudit.diagnostics._diagnosis import holm, joint_causes
 from dpaudit.errors import InputError, ViolationError
-from dpaudit.stats._bound import LARGEST, Bound, number, plain
+from dpaudit.stats._bound import LARGEST, Bound, Power, number, plain
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._estimate import Estimate
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._one_run import GuessDesign
-from dpaudit.stats._power import AuditDesign, Power
+from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._roc_band import ErrorRatePlane, observed_auc
 from dpaudit.stats.rootfinding import SMALLEST_ERROR
 from dpaudit.stats.tradeoffs import TradeOff

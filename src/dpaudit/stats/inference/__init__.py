@@ -9,11 +9,10 @@ from dpaudit.stats.inference._base import (
     RankInference,
     ThresholdResult,
 )
-from dpaudit.stats.inference._betting import Betting, StepBets
+from dpaudit.stats.inference._betting import Betting, FarRates, StepBets, far_rates
 from dpaudit.stats.inference._classical import ClopperPearson, KatzLog, Posterior
 from dpaudit.stats.inference._joint_exact import JointExact
 from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
-from dpaudit.stats.inference._tails import FarRates, far_rates
 
 __all__ = [
     "AdvantageBets",

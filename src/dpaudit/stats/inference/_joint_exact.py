@@ -69,8 +69,7 @@ class JointExact(RankInference):
     def most_refuting(
         self, ranks: IntArray, claimed: float, sizes: ErrorCounts, query: BoundQuery
     ) -> IntArray:
-        tests = [RankTest(int(rank), sizes, query) for rank in ranks]
-        return np.asarray([test.most_refuting(claimed) for test in tests])
+        return np.asarray([_most_refuting(int(rank), claimed, sizes, query) for rank in ranks])
 
 
 @dataclass(frozen=True)
@@ -382,3 +381,9 @@ def _fpr_cells(rank: int, num_absent: int, error: float) -> tuple[FloatArray, Fl
     tails = np.geomspace(1.0, error / 1000, 128 + 1)  # P(the fpr is larger)
     fpr = 1 - special.betaincinv(num_absent - rank, rank + 1.0, tails[1:])
     return fpr, tails[:-1] - tails[1:], float(tails[-1])
+
+
+@lru_cache(maxsize=256)
+def _most_refuting(rank: int, claimed: float, sizes: ErrorCounts, query: BoundQuery) -> int:
+    """Return the same number again for a search over leaks."""
+    return RankTest(rank, sizes, query).most_refuting(claimed)

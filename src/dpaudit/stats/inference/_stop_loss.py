@@ -6,29 +6,36 @@ stake in one step, which caps the stake however many canaries there are. With a 
 advantage is at most ``stop`` pays ``-loss`` instead, which is small for many canaries; docs/statistics.md
 proves that the mean is still at most v, for independent fair coins and guesses that do not know the coins of
 other canaries.
+
+A bet is chosen from the steps before it, by an optimization that would take too long for every run that is
+simulated for the power of an audit. Runs with similar means so far therefore share the choice of one of them;
+only the stake differs.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from scipy import special
 
-from dpaudit._types import FloatArray
-from dpaudit.stats.inference._wealth import Schedule, Wealth, appended
+from dpaudit._types import FloatArray, IntArray
+from dpaudit.stats.rootfinding import last_positive
 
 # Where stops are tried, in standard deviations of the advantage of pure guessing.
 _STOPS = np.asarray([-3, -2, -1.2, -0.5, 0, 0.6, 1.2, 2, 3, 4.5, 7, 12, 20])
 _FRACTIONS = np.asarray([0.99, 0.8, 0.5, 0.2])  # of the wealth that a bet may lose
 _NODES = special.ndtri((np.arange(24) + 0.5) / 24)
 _MOST_QUANTILES = 40  # of past steps in a forecast
-LEAST, MOST = 1e-5, 0.9999  # total variations that are tried
-AIM = 0.8  # the log wealth to aim for when choosing what to test, as a fraction of the target
+_LEAST, _MOST = 1e-5, 0.9999  # total variations that are tried
+_AIM = 0.8  # the log wealth to aim for when choosing what to test, as a fraction of the target
 _PSEUDO_STEPS = 4.0  # the weight of the spread that is expected before the first step
 _CLAIM_WEIGHT = 3.0  # how much more the claimed advantage weighs than an assumed one
+_REACH, _HALVINGS = 10.0, 11  # standard errors around the mean where a bound is looked for, and how long
+_MAX_LOSS = 0.99  # the largest fraction of the wealth that a step may lose; losing all of it ends the game
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,6 @@ class Bet:
     stop: float
     loss: float
     stake: float
-
-    def payoffs(self, advantages: FloatArray) -> FloatArray:
-        """Return what steps with these advantages pay per unit of the stake."""
-        return np.where(advantages > self.stop, advantages, -self.loss)
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Forecast:
         >>> round(float(forecast.values @ forecast.weights), 3)
         0.2
         """
-        prior = prior_steps(expected)
+        prior = _prior_steps(expected)
         # without a claim, expect an advantage of 0.3
         center = 0.3 if expected is None else expected
         mean = (prior * center + float(past.sum())) / (prior + past.size)
@@ -130,7 +133,7 @@ class Forecast:
         return cls(values, weights)
 
 
-def prior_steps(expected: float | None) -> float:
+def _prior_steps(expected: float | None) -> float:
     """Return the number of steps that a forecast's expected advantage weighs as much as."""
     return _PSEUDO_STEPS * (1.0 if expected is None else _CLAIM_WEIGHT)
 
@@ -172,13 +175,13 @@ class StakeChoice:
         """
         free = np.sqrt(2 * growth / self._variances)[:, None]
         start = self._means - np.sqrt(2 * growth * self._variances) - growth * np.maximum(self._means, 1e-3)
-        tested = np.repeat(np.clip(start, 1e-4, MOST)[:, None], _FRACTIONS.size, axis=1)
+        tested = np.repeat(np.clip(start, 1e-4, _MOST)[:, None], _FRACTIONS.size, axis=1)
         for _ in range(5):
             excess, slope = self._excess(tested, free, growth)
             moved = tested + excess / np.maximum(slope, 1e-300)
-            tested = np.clip(np.clip(moved, 0.3 * tested, np.maximum(3 * tested, 1e-4)), LEAST, MOST)
+            tested = np.clip(np.clip(moved, 0.3 * tested, np.maximum(3 * tested, 1e-4)), _LEAST, _MOST)
         excess, _ = self._excess(tested, free, growth)
-        return float(np.where(excess >= -0.02 * growth, tested, LEAST).max())
+        return float(np.where(excess >= -0.02 * growth, tested, _LEAST).max())
 
     def _excess(self, tested: FloatArray, free: FloatArray, growth: float) -> tuple[FloatArray, FloatArray]:
         """Return growth above the wanted one, and how fast it falls with the tested total variation."""
@@ -211,47 +214,174 @@ class StakeChoice:
         return Bet(float(stops.stops[stop]), float(stops.losses[stop]), float(stakes[stop, fraction]))
 
 
-def wanted_growth(earned: FloatArray, target: float, num_left: int) -> FloatArray:
-    """Return the growth per step that the log of the wealth lacks, within limits that keep bets moderate."""
-    return np.clip(target - earned, target / 10, 3 * target) / max(num_left, 1)
+class Wealth:
+    """The bets of all steps so far of one or more runs, and the wealth they earned against any tested mean.
+
+    In each step, the wealth is multiplied by 1 + stake (payoff - mean). A payoff is never below ``-loss``;
+    the stake is limited so that a step loses at most ``_MAX_LOSS`` of the wealth. The factor then decreases
+    with the tested mean, limited or not.
+    """
+
+    def __init__(self, error: float, num_runs: int = 1) -> None:
+        self.target = math.log(1 / error)
+        self.num_steps = 0
+        self._rows = np.empty((3, num_runs, 64))  # payoffs, losses and stakes
+
+    @property
+    def payoffs(self) -> FloatArray:
+        """What all steps paid, runs x steps."""
+        return self._rows[0, :, : self.num_steps]
+
+    def add(self, payoffs: FloatArray, loss: FloatArray | float, stake: FloatArray | float) -> None:
+        """Add steps with these payoffs, runs x steps, and the same bet for all of a run."""
+        rows = np.stack(np.broadcast_arrays(payoffs, np.reshape(loss, (-1, 1)), np.reshape(stake, (-1, 1))))
+        self._rows = appended(self._rows, self.num_steps, rows)
+        self.num_steps += payoffs.shape[-1]
+
+    def logs(self, mean: FloatArray | float, count: int | None = None) -> FloatArray:
+        """Return the logs of the wealth after each of the first ``count`` steps, against one mean per run."""
+        payoffs, losses, stakes = self._rows[:, :, : self.num_steps if count is None else count]
+        tested = np.reshape(mean, (-1, 1))
+        limited = np.minimum(stakes, _MAX_LOSS / (tested + losses))
+        return np.cumsum(np.log1p(limited * (payoffs - tested)), axis=1)
+
+    def evidence(self, mean: FloatArray | float, count: int | None = None) -> FloatArray:
+        """Return by how much the largest log of the wealth of each run, 0 at first, exceeds its target."""
+        return np.asarray(self.logs(mean, count).max(axis=1, initial=0.0) - self.target)
+
+    def largest_refuted(self, count: int | None = None) -> float:
+        """Return the largest mean that a single run refutes, 0 if none."""
+        if count == 0 or self.num_steps == 0:
+            return 0.0
+        return last_positive(lambda mean: float(self.evidence(mean, count)[0]), 0.2, tolerance=1e-9)
+
+
+def appended(buffer: FloatArray, size: int, values: FloatArray) -> FloatArray:
+    """Return a buffer that holds ``values`` after its first ``size`` columns; it grows by doubling."""
+    end = size + values.shape[-1]
+    if end > buffer.shape[-1]:
+        more = np.empty((*buffer.shape[:-1], end))
+        buffer = np.concatenate([buffer[..., :size], more], axis=-1)
+    buffer[..., size:end] = values
+    return buffer
+
+
+class Schedule:
+    """The steps before which a bet is chosen, and the length that the run is then expected to have.
+
+    Neither depends on the number of steps so far beyond the present one, so a bound is valid at any time.
+    """
+
+    def __init__(self, horizon: int | None) -> None:
+        self._horizon = horizon
+        self._next = 0
+
+    def blocks(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield (start, end, whether to choose a bet before) of ranges of steps with the same bet."""
+        while start < end:
+            is_due = start >= self._next
+            if is_due:
+                # choose about 24 times during most of a run of known length
+                longest = start if self._horizon is None else max(self._horizon // 24, start // 8)
+                self._next = start + max(1, min(start // 3, longest))
+            stop = min(self._next, end)
+            yield start, stop, is_due
+            start = stop
+
+    def expected_length(self, num_done: int) -> int:
+        """Return the number of steps to expect of a run with this number of steps so far."""
+        if self._horizon is None:
+            # expect 100 steps at first, then three times the present ones
+            return max(100, int(3.0 * num_done))
+        # a run that exceeds its horizon is expected to be a quarter longer than now
+        return max(self._horizon, int(1.25 * num_done))
 
 
 class AdvantageBets:
-    """Bets on the advantage of every step of a run, with one of ``stops``.
+    """Bets on the advantage of every step of one or more runs, with one of ``stops``.
 
     ``guesses`` per step; ``expected`` is the advantage that the claim leads to expect.
     """
 
     def __init__(
-        self, guesses: int, *, stops: StopLosses, error: float, horizon: int | None, expected: float | None
+        self,
+        guesses: int,
+        *,
+        stops: StopLosses,
+        error: float,
+        horizon: int | None,
+        expected: float | None,
+        num_runs: int = 1,
     ) -> None:
         self._guesses, self._expected, self._stops = guesses, expected, stops
-        self._wealth, self._schedule = Wealth(error), Schedule(horizon)
-        self._advantages = np.empty(64)
-        self._bet = Bet(-2.0, 1.0, 0.0)
+        self._wealth, self._schedule = Wealth(error, num_runs), Schedule(horizon)
+        self._advantages = np.empty((num_runs, 64))
+        self._bets = np.zeros((3, num_runs, 1))  # stop, loss and stake
 
     def extend(self, advantages: FloatArray) -> None:
-        """Add steps with these advantages; a bet is chosen from the steps before it alone."""
+        """Add steps with these advantages, (runs x) steps; a bet is chosen from the steps before it alone."""
         done = self._wealth.num_steps
         self._advantages = appended(self._advantages, done, advantages)
-        for start, end, is_due in self._schedule.blocks(done, done + advantages.size):
+        for start, end, is_due in self._schedule.blocks(done, done + advantages.shape[-1]):
             if is_due:
-                self._bet = self._choose(start)
-            payoffs = self._bet.payoffs(self._advantages[start:end])
-            self._wealth.add(payoffs, loss=self._bet.loss, stake=self._bet.stake)
+                self._bets = self._choose(start)[:, :, None]
+            stop, loss, stake = self._bets
+            steps = self._advantages[:, start:end]
+            self._wealth.add(np.where(steps > stop, steps, -loss), loss, stake)
 
-    def _choose(self, num_done: int) -> Bet:
-        forecast = Forecast.of(self._advantages[:num_done], self._guesses, self._expected)
-        choice = StakeChoice(forecast, self._stops)
+    def _choose(self, num_done: int) -> FloatArray:
+        """Return stop, loss and stake of every run."""
+        past = self._advantages[:, :num_done]
+        sums = np.cumsum(past, axis=1)[:, -1] if num_done else np.zeros(len(past))
+        groups = [group for group in self._groups(sums, num_done) if group.size]
         target, length = self._wealth.target, self._schedule.expected_length(num_done)
-        tested = choice.reachable(AIM * target / length)
-        earned = np.asarray(self._wealth.logs(tested)[-1] if num_done else 0.0)
-        return choice.best(tested, float(wanted_growth(earned, target, length - num_done)))
+        choices, tested = [], np.empty(sums.size)
+        for group in groups:
+            middle = group[group.size // 2]
+            forecast = Forecast.of(past[middle], self._guesses, self._expected)
+            choices.append(StakeChoice(forecast, self._stops))
+            shift = (sums[group] - sums[middle]) / (_prior_steps(self._expected) + num_done)
+            tested[group] = np.clip(choices[-1].reachable(_AIM * target / length) + shift, _LEAST, _MOST)
+        earned = self._wealth.logs(tested)[:, -1] if num_done else 0.0
+        # the growth per step that is missing, within limits that keep bets moderate
+        growth = np.clip(target - earned, target / 10, 3 * target) / max(length - num_done, 1)
+        growth = np.broadcast_to(growth, tested.shape)
+        bets = np.empty((3, tested.size))
+        for group, choice in zip(groups, choices, strict=True):
+            for band in np.array_split(group[np.argsort(growth[group], kind="stable")], 2):
+                if band.size:
+                    middle = band[band.size // 2]
+                    bet = choice.best(float(tested[middle]), float(growth[middle]))
+                    is_limited = bet.stake * (tested[middle] + bet.loss) > 0.75
+                    ratios = np.ones(band.size) if is_limited else np.sqrt(growth[band] / growth[middle])
+                    bets[:, band] = np.asarray([[bet.stop], [bet.loss], [bet.stake]])
+                    bets[2, band] *= ratios
+        return bets
+
+    def _groups(self, sums: FloatArray, num_done: int) -> list[IntArray]:
+        """Return runs with similar means so far, in ascending order of their means."""
+        if num_done == 0:
+            return [np.arange(sums.size)]
+        return np.array_split(np.argsort(sums, kind="stable"), 8)
 
     def refuted(self, count: int | None = None) -> float:
-        """Return the largest total variation that the first ``count`` steps refute, at most 1."""
+        """Return the largest total variation that the first ``count`` steps of a single run refute."""
         return min(self._wealth.largest_refuted(count), 1.0)
 
-    def evidence(self, mean: float) -> float:
-        """Return by how much the log of the wealth exceeded its target against this total variation."""
+    def evidence(self, mean: FloatArray | float) -> FloatArray:
+        """Return by how much the log of each run's wealth exceeded its target against a total variation."""
         return self._wealth.evidence(mean)
+
+    def distances(self) -> FloatArray:
+        """Return how far the largest refuted mean of each run is below its mean advantage, by bisection."""
+        advantages = self._advantages[:, : self._wealth.num_steps]
+        means = advantages.mean(axis=1)
+        reach = _REACH * float(advantages.std()) / math.sqrt(advantages.shape[1])
+        low, high = np.clip(means - reach, 0.0, 1.0), np.clip(means + reach, 0.0, 1.0)
+        low = np.where(self.evidence(low) > 0, low, 0.0)
+        high = np.where(self.evidence(high) > 0, 1.0, high)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            is_refuted = self.evidence(middle) > 0
+            low, high = np.where(is_refuted, middle, low), np.where(is_refuted, high, middle)
+        return np.asarray(means - low)

@@ -14,6 +14,7 @@ import numpy as np
 from scipy import special
 
 from dpaudit._types import FloatArray
+from dpaudit.stats.rootfinding import last_true
 
 _DEVIATIONS = 9.0  # how far tables of probit scores extend
 _POINTS = 3601
@@ -133,3 +134,10 @@ def laplace_attack(epsilon: float, curve: Callable[[FloatArray], FloatArray]) ->
         return tail if value < 0 else 1 - tail
 
     return Attack(curve, lambda threshold: (below(-threshold), below(threshold - 1)))
+
+
+def signal_share(falls_short: Callable[[float], bool], tolerance: float) -> float:
+    """Return the largest share of an ideal attack's signal that falls short of what was seen, at most 1."""
+    if not falls_short(0.001):
+        return 0.0
+    return min(last_true(lambda share: share <= 1 and falls_short(share), 0.3, tolerance), 1.0)
