@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.observers.opacus._batches import BatchQueue
+from dpaudit.observers.opacus._sampling import BatchQueue
 
 
 def queue_of(*sizes, num_prefetched=0, fills_empty=False):

@@ -14,7 +14,7 @@ from torch import nn
 import dpaudit
 from dpaudit.observers.opacus import _clipping, _gradient_canaries, observe
 from dpaudit.observers.opacus._clipping import CoordinateIndex, GhostClip, PerSampleClip, clip_for
-from dpaudit.observers.opacus._gradient_canaries import default_num_canaries, norm_share
+from dpaudit.observers.opacus._gradient_canaries import CanaryRoom
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
@@ -284,7 +284,8 @@ def test_there_are_1024_canaries_or_as_many_as_fit_and_64_if_they_need_full_rows
         made = kind(inside, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=8)
         if norms is not None:
             made.max_grad_norms = norms
-        return default_num_canaries(made, clip_for(made, None), canary), made
+        full = clip_for(made, None).needs_full_rows
+        return CanaryRoom(made, canary).default_number(needs_full_rows=full), made
 
     assert default(DPOptimizer, 5000, 10)[0] == 1024
     assert default(DPOptimizer, 500, 10)[0] == 510
@@ -294,7 +295,7 @@ def test_there_are_1024_canaries_or_as_many_as_fit_and_64_if_they_need_full_rows
     assert default(DPOptimizer, 20, 30, norms=[1.0, 1.0])[0] == 30
     count, made = default(DPOptimizer, 5000, 100, 2000, 10, norms=[1.0, 1.0, 1.0, 1.0])
     assert count == 100
-    shares = [norm_share(made, one, dpaudit.Dirac()) for one in (count, 64)]
+    shares = [CanaryRoom(made, dpaudit.Dirac()).norm_share(one) for one in (count, 64)]
     assert shares[0] == shares[1]  # a larger number does not leave out layers
 
 

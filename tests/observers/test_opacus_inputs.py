@@ -162,9 +162,9 @@ def projections(monkeypatch):
 
     def add_to_sum(*args, **options):
         projection, after = original(*args, **options)
-        norms = projection.squares.double().sqrt()
-        directions.append((projection.directions.double() / norms[:, None]).numpy())
-        lengths.append((norms / projection.norm).numpy())
+        columns = [projection.project(unit) for unit in torch.eye(len(projection.index))]
+        directions.append(nn.functional.normalize(torch.stack(columns, dim=1).double()).numpy())
+        lengths.append(projection.lengths)
         return projection, after
 
     monkeypatch.setattr(_input_canaries.InputCanaries, "add_to_sum", add_to_sum)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
@@ -110,6 +110,21 @@ def session(observe: Callable[P, Iterator[AnyRecorder]]) -> Callable[P, AuditSes
     return around
 
 
+def claimed_numbers(claim: Claim | None, **numbers: Any) -> tuple[Claim | None, DPSGDParams]:
+    """Return a claim that was passed as a whole or by its numbers; a usual DP-SGD claim is its numbers."""
+    if claim is None:
+        return None, DPSGDParams(**numbers)
+    if not isinstance(claim, Claim):
+        raise InputError(f"Expected claim to be a Claim such as Claim.dpsgd(...), got {claim!r}.")
+    twice = [name for name, number in numbers.items() if number is not None]
+    if twice:
+        raise InputError(f"Expected claim=... or {twice[0]}=..., got both: the claim contains its numbers.")
+    values: dict[str, Any] = {number.name: number.value for number in claim.parts} | {"delta": claim.delta}
+    if values.keys() == numbers.keys() and claim.unit == "example":
+        return None, DPSGDParams(**values)
+    return claim, DPSGDParams(num_steps=None if claim.training is None else claim.training.num_steps)
+
+
 class Library(Protocol):
     """What an observer must know of a framework."""
 
@@ -181,7 +196,9 @@ def require_same_parameters(first: ParameterLayout, layout: ParameterLayout) -> 
 class StepRecorder:
     """The recorder of a training run and the checks of its sums and batches.
 
-    A step that is not finite ends the recording with a warning; what was recorded before can be audited.
+    Findings about ``settings`` come first, before those of the sums, the batches and the other ``checks``.
+    With ``entries``, which tell what canaries are in the data set, each has one score of the whole run. A
+    step that is not finite ends the recording with a warning; what was recorded before can be audited.
     """
 
     def __init__(
@@ -192,17 +209,22 @@ class StepRecorder:
         *,
         batches: BatchRecord,
         claim: Claim | None = None,
+        settings: Sequence[RunCheck] = (),
         checks: Sequence[RunCheck] = (),
+        entries: BoolArray | None = None,
         facts: Callable[[], TrainingInfo],
         **options: Any,
     ) -> None:
         self.batches, self.is_over = batches, False
-        self.recorder = Recorder(
+        self.checks: list[RunCheck] = [*settings, SumRecord(), batches, *checks]
+        """All checks but those of the noise."""
+        make: Any = Recorder if entries is None else partial(WholeRunRecorder, entries)
+        self.recorder: Recorder = make(
             claim=ReadClaim(read, claimed) if claim is None else claim,
             num_steps=claimed.num_steps,
             signal=min(canary.scale, 1.0) if isinstance(canary, GradientCanary) else 1.0,
             facts=facts,
-            checks=[NoiseCheck(), SumRecord(), batches, *checks],
+            checks=[NoiseCheck(), *self.checks],
             **options,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,44 +22,58 @@ from torch import Tensor
 
 from dpaudit._torch import CanaryVectors
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.canaries import CanaryPlan, Directions, GradientCanary, ParameterLayout, SharedPlaces
+from dpaudit.canaries import (
+    CanaryCoins,
+    CanaryPlan,
+    Directions,
+    GradientCanary,
+    Mixture,
+    ParameterLayout,
+    SharedPlaces,
+)
 from dpaudit.errors import InputError
-from dpaudit.observers.opacus._clipping import CoordinateIndex, OpacusClip, StandIns, at_least_single
+from dpaudit.observers.opacus._clipping import (
+    CoordinateIndex,
+    OpacusClip,
+    StandIns,
+    at_least_single,
+    precision,
+)
+from dpaudit.observers.opacus._prepared import PreparedTraining
+from dpaudit.recording import ObservedCanaries
 
 _MIN_NORM_SHARE = 0.85  # one of four layers with equal norms may be left out
 _FULL_NORM_SHARE = 0.99
-_MIN_SAMPLED = 32  # canaries that are entries of a data set
-_DEFAULT_NUM_CANARIES, _DEFAULT_NUM_SAMPLED = 1024, 8192  # if the model has at least as many parameters
-_ROOM_FOR_SQUARES = 16.0  # between the square root of the largest number and the longest canary
-_FEW = 64  # canaries whose cost is small even as full rows
 _MAX_ENTRIES = 2**20  # of a matrix of rows at the coordinates of all canaries
 _CHUNK_ROWS = 160  # at which a matrix of one chunk takes as long as a call of the library for one layer
 
 
-class CanaryProjection(ABC):
+@dataclass(frozen=True, eq=False)
+class CanaryProjection:
     """One direction per canary of a step, scaled by the largest clipped contribution of the canary."""
 
-    norm: float
-    """The largest norm of a clipped example along the canaries."""
     index: CoordinateIndex
     """The coordinates that are read in this step: those of the canaries, and others to test the noise."""
+    project: Callable[[Tensor], Tensor]
+    """Return the component along each canary of a vector at the coordinates of the index."""
     others: Tensor | float = 0.0
     """The contribution of the other canaries along each one; zero if they are orthogonal."""
-
-    @property
-    def lengths(self) -> FloatArray | None:
-        """The clipped length of each canary, in clipping norms; None if known before the first step."""
-        return None
-
-    @abstractmethod
-    def project(self, vector: Tensor) -> Tensor:
-        """Return the component along each canary of a ``vector`` at the coordinates of the index."""
+    lengths: FloatArray | None = None
+    """The clipped length of each canary, in clipping norms; None if known before the first step."""
 
 
 class StepCanaries(ABC):
     """Canaries that an observer adds to the sum of each step."""
 
-    num_canaries: int
+    @property
+    @abstractmethod
+    def coins(self) -> CanaryCoins | CanaryPlan:
+        """Which canaries are present in each step, unless a sampler draws them."""
+
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """What a recorder must know about these canaries."""
 
     @abstractmethod
     def index(self, index: int) -> CoordinateIndex:
@@ -89,18 +103,32 @@ class GradientCanaries(StepCanaries):
     """
 
     def __init__(
-        self,
-        optimizer: DPOptimizer,
-        draws: CanaryPlan,
-        clip: OpacusClip,
-        layout: ParameterLayout,
-        sampled: IntArray,
+        self, training: PreparedTraining, plan: CanaryPlan, clip: OpacusClip, sampled: IntArray
     ) -> None:
-        self._optimizer, self._draws, self._clip = optimizer, draws, clip
-        self._layout, self._sampled = layout, sampled
-        self.num_canaries = draws.num_canaries
+        self._optimizer, self._plan, self._clip = training.optimizer, plan, clip
+        self._layout, self._sampled = parameter_layout(training), sampled
+        self._room = CanaryRoom(training.optimizer, plan.canary)
         self._drawn: dict[int, _PlacedCanaries] = {}
         self._placed(0)
+
+    @property
+    def coins(self) -> CanaryPlan:
+        return self._plan
+
+    @property
+    def options(self) -> dict[str, Any]:
+        eps, share = precision(self._optimizer.params), self._room.norm_share(self._plan.num_canaries)
+        not_covered = self._clip.not_covered
+        if share < _FULL_NORM_SHARE:
+            num_places = self._plan.num_canaries * self._plan.canary.places_per_canary
+            not_covered += (
+                f"layers with fewer than {num_places} parameters contain no canary: canaries reach only "
+                f"{100 * share:.0f} % of the clipping norm",
+            )
+        observed = ObservedCanaries(
+            self._plan.canary, self._directions, lambda: self._layout, lambda: eps, share
+        )
+        return {"reach": share, "not_covered": not_covered, "canaries": observed}
 
     def index(self, index: int) -> CoordinateIndex:
         return self._placed(index).index
@@ -111,12 +139,13 @@ class GradientCanaries(StepCanaries):
     def add_to_sum(
         self, index: int, members: IntArray, before: Tensor, *, in_place: bool
     ) -> tuple[CanaryProjection, Tensor]:
-        placed, norm = self._placed(index), self._norm()
-        projection = ClippedCanaries(placed.vectors, placed.index, norm)
+        placed, norms = self._placed(index), self._room.norms(self._plan.num_canaries)
+        norm = float(self._optimizer.max_grad_norm) if norms is None else math.hypot(*norms)
+        projection = CanaryProjection(placed.index, lambda vector: placed.project(vector) / norm)
         parameters: list[Any] = self._optimizer.params
         if not len(members):
             return projection, before
-        lengths = norm * self._draws.canary.lengths(placed.directions)
+        lengths = norm * self._plan.canary.lengths(placed.directions)
         groups = placed.rows(np.sort(members), lengths)  # a sampler draws them in any order
         if not in_place:
             for rows, columns in groups:
@@ -129,39 +158,23 @@ class GradientCanaries(StepCanaries):
         placed.index.write([parameter.summed_grad for parameter in parameters], after)
         return projection, after
 
-    def directions(self, index: int) -> Directions:
+    def _directions(self, index: int) -> Directions:
         """Return the directions of the canaries of a step."""
         return self._placed(index).directions
 
-    def _norm(self) -> float:
-        """Return the current clipping norm over the layers in which canaries have a component."""
-        norms = self._layer_norms()
-        return float(self._optimizer.max_grad_norm) if norms is None else math.hypot(*norms)
-
-    def _layer_norms(self) -> list[float] | None:
-        count, canary = self._draws.num_canaries, self._draws.canary
-        norms = _layer_norms(self._optimizer, count, canary)
-        if norms is not None and count > max(_rooms(self._optimizer, canary)):
-            raise InputError(
-                f"Expected num_canaries={count} to be at most {max(_rooms(self._optimizer, canary))}, as "
-                "many as the largest layer has room for: with per-layer clipping, canaries do not share "
-                "parameters."
-            )
-        return norms
-
     def _placed(self, index: int) -> _PlacedCanaries:
         """Place the canaries of a step, or return those of an earlier one with the same directions."""
-        variant = self._draws.canary.variant(index)
+        variant = self._plan.canary.variant(index)
         if variant in self._drawn:
             return self._drawn[variant]
-        norms = self._layer_norms()
-        if self._draws.canary.moving:
+        norms = self._room.norms(self._plan.num_canaries)
+        if self._plan.canary.moving:
             self._drawn.clear()
         if norms is None:
-            directions = self._draws.directions(index, self._layout)
+            directions = self._plan.directions(index, self._layout)
         else:
-            shares = np.asarray(norms) / self._norm()
-            directions = _layer_directions(self._draws, index, self._layout, shares)
+            shares = np.asarray(norms) / math.hypot(*norms)
+            directions = _layer_directions(self._plan, index, self._layout, shares)
         placed = self._drawn[variant] = _PlacedCanaries(directions, self._optimizer, self._sampled)
         return placed
 
@@ -199,10 +212,14 @@ class _PlacedCanaries:
                 num_parameters=len(self.index),
                 shared=shared and replace(shared, places=self.index.positions(shared.places)),
             )
-        self.vectors = CanaryVectors.of(compact, self._like)
+        self._vectors = CanaryVectors.of(compact, self._like)
         self._apart = np.minimum(directions.explicit_coordinates, directions.num_parameters - 1)
         self._scaled: tuple[FloatArray, Tensor] | None = None
         self._shared = None if shared is None else _Columns(optimizer, shared.places, self.index)
+
+    def project(self, vector: Tensor) -> Tensor:
+        """Return the component of a vector, at the coordinates of the index, along each canary."""
+        return self._vectors.project(vector.to(self._like.dtype))
 
     @cached_property
     def _all_apart(self) -> _Columns:
@@ -252,18 +269,6 @@ class _PlacedCanaries:
         return torch.as_tensor(values, dtype=self._like.dtype, device=self._like.device)
 
 
-@dataclass(frozen=True, eq=False)
-class ClippedCanaries(CanaryProjection):
-    """Unit vectors, and the norm to which clipping reduces a longer canary."""
-
-    vectors: CanaryVectors
-    index: CoordinateIndex
-    norm: float
-
-    def project(self, vector: Tensor) -> Tensor:
-        return self.vectors.project(vector.to(self.vectors.values.dtype)) / self.norm
-
-
 def _layer_directions(
     draws: CanaryPlan, index: int, layout: ParameterLayout, shares: FloatArray
 ) -> Directions:
@@ -298,82 +303,110 @@ def _layer_coordinates(directions: Directions, size: int) -> IntArray:
     return np.minimum(np.arange(directions.values.size).reshape(directions.values.shape), size - 1)
 
 
-def default_num_canaries(optimizer: DPOptimizer, clip: OpacusClip, canary: GradientCanary) -> int:
-    """Return 1,024, or as many as fit in a smaller model; 64 if they are clipped as full rows.
+@dataclass(frozen=True, eq=False)
+class CanaryRoom:
+    """How many canaries the parameters of an optimizer have room for: each layer, if it clips layers.
 
-    With per-layer clipping, they fit in every layer of at least 64 parameters.
+    With per-layer clipping, canaries do not share parameters of a layer, and a layer without room for all of
+    them contains none.
     """
-    limit = _FEW if clip.needs_full_rows else _DEFAULT_NUM_CANARIES
-    rooms = _rooms(optimizer, canary)
-    if not hasattr(optimizer, "max_grad_norms"):
-        return max(1, min(limit, sum(_sizes(optimizer)) // canary.places_per_canary))
-    fewest = _FEW // canary.places_per_canary
-    return max(1, min(limit, min((room for room in rooms if room >= fewest), default=max(rooms))))
+
+    optimizer: DPOptimizer
+    canary: GradientCanary
+
+    @property
+    def _layer_norms(self) -> list[float] | None:
+        norms = getattr(self.optimizer, "max_grad_norms", None)
+        return None if norms is None else list(map(float, norms))
+
+    @cached_property
+    def _places(self) -> list[int]:
+        """The number of canaries for which each layer has room."""
+        return [parameter.numel() // self.canary.places_per_canary for parameter in self.optimizer.params]
+
+    def _in_all(self) -> int:
+        num_parameters: int = sum(parameter.numel() for parameter in self.optimizer.params)
+        return num_parameters // self.canary.places_per_canary
+
+    def default_number(self, *, needs_full_rows: bool) -> int:
+        """Return 1,024, or as many as fit in a smaller model; 64 if they are clipped as full rows.
+
+        With per-layer clipping, they fit in every layer of at least 64 parameters.
+        """
+        few = 64  # canaries whose cost is small even as full rows
+        limit = few if needs_full_rows else 1024
+        if self._layer_norms is None:
+            return max(1, min(limit, self._in_all()))
+        large = [number for number in self._places if number >= few // self.canary.places_per_canary]
+        return max(1, min(limit, min(large, default=max(self._places))))
+
+    def default_number_of_entries(self) -> int:
+        """Return the number that fits, at most 8,192, or fewer so that they reach enough layers."""
+        limit, fewest = 8192, 32
+        if self._layer_norms is None:
+            return min(limit, self._in_all())
+        counts = {min(limit, number) for number in self._places if number >= fewest}
+        sufficient = (number for number in counts if self.norm_share(number) >= _MIN_NORM_SHARE)
+        return max(sufficient, default=max(self._places))
+
+    def norms(self, num_canaries: int) -> list[float] | None:
+        """Return each layer's clipping norm, 0 if it has no room for all canaries; None if flat."""
+        if self._layer_norms is None:
+            return None
+        if num_canaries > max(self._places):
+            raise InputError(
+                f"Expected num_canaries={num_canaries} to be at most {max(self._places)}, as many as the "
+                "largest layer has room for: with per-layer clipping, canaries do not share parameters."
+            )
+        layers = zip(self._layer_norms, self._places, strict=True)
+        return [norm if number >= num_canaries else 0.0 for norm, number in layers]
+
+    def norm_share(self, num_canaries: int) -> float:
+        """Return the fraction of the clipping norm that a canary reaches."""
+        norms = self.norms(num_canaries)
+        return 1.0 if norms is None else math.hypot(*norms) / math.hypot(*self._layer_norms or ())
+
+    def require_norm_share(self, num_canaries: int) -> None:
+        """Raise if whole-run scores cannot be compared with noise that is calibrated to the whole norm."""
+        share = self.norm_share(num_canaries)
+        if share < _MIN_NORM_SHARE:
+            raise InputError(
+                f"Expected canaries to reach layers with {100 * _MIN_NORM_SHARE:.0f} % of the clipping norm, "
+                f"got {100 * share:.0f} % with num_canaries={num_canaries}: with per-layer clipping, a layer "
+                "needs its own parameters for each canary. Pass fewer canaries, or audit single steps, "
+                "without sampling=True."
+            )
 
 
-def default_num_sampled(optimizer: DPOptimizer, canary: GradientCanary) -> int:
-    """Return the number of canaries that fit, at most 8,192, or fewer so that they reach enough layers."""
-    rooms, limit = _rooms(optimizer, canary), _DEFAULT_NUM_SAMPLED
-    if not hasattr(optimizer, "max_grad_norms"):
-        return min(limit, sum(_sizes(optimizer)) // canary.places_per_canary)
-    counts = {min(limit, room) for room in rooms if room >= _MIN_SAMPLED}
-    return max((n for n in counts if norm_share(optimizer, n, canary) >= _MIN_NORM_SHARE), default=max(rooms))
+def planned(
+    training: PreparedTraining,
+    canary: GradientCanary,
+    num_canaries: int | None,
+    seed: int,
+    clip: OpacusClip,
+    *,
+    sampling: bool,
+) -> CanaryPlan:
+    """Return the plan of gradient canaries, by default of as many as the model has room for."""
+    if sampling and isinstance(canary, Mixture):  # all entries of a data set are long, and in every step
+        canary = replace(canary, short=False)
+    room = CanaryRoom(training.optimizer, canary)
+    if num_canaries is None and sampling:
+        num_canaries = room.default_number_of_entries()
+    elif num_canaries is None:
+        num_canaries = room.default_number(needs_full_rows=clip.needs_full_rows)
+    plan = CanaryPlan(canary, num_canaries, seed)
+    if sampling:
+        room.require_norm_share(num_canaries)
+    return plan
 
 
-def norm_share(optimizer: DPOptimizer, num_canaries: int, canary: GradientCanary) -> float:
-    """Return the fraction of the clipping norm that a canary reaches without layers that are too small."""
-    norms = _layer_norms(optimizer, num_canaries, canary)
-    return 1.0 if norms is None else math.hypot(*norms) / math.hypot(*map(float, optimizer.max_grad_norms))
-
-
-def check_norm_share(share: float, num_canaries: int) -> None:
-    """Raise if the share is too small to compare whole-run scores with noise for the whole norm."""
-    if share < _MIN_NORM_SHARE:
-        raise InputError(
-            f"Expected canaries to reach layers with {100 * _MIN_NORM_SHARE:.0f} % of the clipping norm, got "
-            f"{100 * share:.0f} % with num_canaries={num_canaries}: with per-layer clipping, a layer needs "
-            "its own parameters for each canary. Pass fewer canaries, or audit single steps, without "
-            "sampling=True."
-        )
-
-
-def uncovered_layers(share: float, num_canaries: int, canary: GradientCanary) -> tuple[str, ...]:
-    """Return the limitation to report if canaries do not reach some layers."""
-    if share >= _FULL_NORM_SHARE:
-        return ()
-    return (
-        f"layers with fewer than {num_canaries * canary.places_per_canary} parameters contain no canary: "
-        "canaries reach only "
-        f"{100 * share:.0f} % of the clipping norm",
-    )
-
-
-def _layer_norms(optimizer: DPOptimizer, num_canaries: int, canary: GradientCanary) -> list[float] | None:
-    """Return each layer's clipping norm, 0 if it has no room for all canaries; None if flat."""
-    norms = getattr(optimizer, "max_grad_norms", None)
-    if norms is None:
-        return None
-    layers = zip(norms, _rooms(optimizer, canary), strict=True)
-    return [float(norm) if room >= num_canaries else 0.0 for norm, room in layers]
-
-
-def _rooms(optimizer: DPOptimizer, canary: GradientCanary) -> list[int]:
-    """Return the number of canaries for which each layer has room."""
-    return [size // canary.places_per_canary for size in _sizes(optimizer)]
-
-
-def parameter_layout(optimizer: DPOptimizer, module: Any = None) -> ParameterLayout:
-    """Return the named parameters of the optimizer; names are those in ``module``, if it has them."""
-    names_by_id = {} if module is None else {id(value): name for name, value in module.named_parameters()}
-    parameters = optimizer.params
-    names = [names_by_id.get(id(value), f"parameter {i}") for i, value in enumerate(parameters)]
+def parameter_layout(training: PreparedTraining) -> ParameterLayout:
+    """Return the named parameters of the optimizer."""
+    parameters, room_for_squares = training.optimizer.params, 16.0  # below the root of the largest number
     largest = min(torch.finfo(parameter.dtype).max for parameter in parameters)
     return ParameterLayout(
-        tuple(name.removeprefix("_module.") for name in names),
+        tuple(training.names),
         tuple(tuple(value.shape) for value in parameters),
-        math.sqrt(largest) / _ROOM_FOR_SQUARES / float(optimizer.max_grad_norm),
+        math.sqrt(largest) / room_for_squares / float(training.optimizer.max_grad_norm),
     )
-
-
-def _sizes(optimizer: DPOptimizer) -> list[int]:
-    return [parameter.numel() for parameter in optimizer.params]

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -19,14 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 from opacus.grad_sample.gsm_base import AbstractGradSampleModule
-from opacus.optimizers import DPOptimizer
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils.data import Subset
 
-from dpaudit._torch import HeldOutData, tensor_fingerprints
+from dpaudit._torch import HeldOutData, require_fitting, tensor_fingerprints
 from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, loss_of_one
-from dpaudit._types import FloatArray, IntArray
+from dpaudit._types import IntArray
 from dpaudit.canaries import CanaryCoins, InputCanary, split_indices
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored
@@ -40,6 +40,7 @@ from dpaudit.observers.opacus._clipping import (
     summed,
 )
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
+from dpaudit.observers.opacus._prepared import PreparedTraining
 
 _CRAFTING = 4  # purpose of a random stream, besides those of CanaryPlan and of the positions of entries
 _READ_CHUNK = 1_000  # examples of a data set that are in memory together
@@ -68,7 +69,7 @@ def hold_out(
     return rest, HeldOutData.split_off(inputs, targets, count).apart_from(fingerprints)
 
 
-def check_held_out(data: HeldOutData, loader: Any) -> None:
+def _check_held_out(data: HeldOutData, loader: Any) -> None:
     """Raise if the data of ``loader`` include held-out examples."""
     if not hasattr(loader, "dataset"):
         raise InputError(
@@ -113,20 +114,33 @@ class InputCanaries(StepCanaries):
     """
 
     def __init__(
-        self,
-        optimizer: DPOptimizer,
-        canary: InputCanary,
-        coins: CanaryCoins,
-        *,
-        model: UnwrappedModel,
-        backward: BackwardPass,
-        data: HeldOutData,
+        self, training: PreparedTraining, canary: InputCanary, coins: CanaryCoins, data: HeldOutData
     ) -> None:
-        self._optimizer, self._model, self._backward = optimizer, model, backward
+        self._optimizer = optimizer = training.optimizer
+        module = training.module
+        if not isinstance(module, nn.Module):
+            raise InputError(
+                "Expected module=..., the model that PrivacyEngine.make_private returned, which computes the "
+                f"gradients of canaries; got {type(module).__name__}."
+            )
+        _check_held_out(data, training.loader)
+        loss = _loss(training)
+        self._model = UnwrappedModel(training, loss)
+        require_fitting(module, self._model.criterion, data)
+        is_ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
+        self._backward = (GhostBackward if is_ghost else PerSampleBackward)(optimizer, module, loss)
         self._data = data.to(optimizer.params[0].device)
         self._canaries = CanarySequence(canary, coins, _CRAFTING)
         self._index = CoordinateIndex.complete(optimizer.params)
-        self.num_canaries = coins.num_canaries
+        self._coins = coins
+
+    @property
+    def coins(self) -> CanaryCoins:
+        return self._coins
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"coupled": True}
 
     def index(self, index: int) -> CoordinateIndex:  # noqa: ARG002
         return self._index
@@ -147,7 +161,7 @@ class InputCanaries(StepCanaries):
             after = summed(self._optimizer)
             _check_independent(after - before, each, before, precision(self._optimizer.params))
         norm = float(self._optimizer.max_grad_norm)
-        return GradientProjection.of(directions, numbers, each, norm, self._index), after
+        return _projection(directions, numbers, each, norm, self._index), after
 
     def _craft(self, canary: InputCanary, num_canaries: int, rng: np.random.Generator) -> Examples:
         crafting = Crafting(
@@ -184,36 +198,37 @@ def _check_independent(together: Tensor, each: Tensor, batch: Tensor, eps: float
         )
 
 
-@dataclass(frozen=True, eq=False)
-class GradientProjection(CanaryProjection):
-    """The gradient of each canary, clipped as claimed."""
+def _projection(
+    directions: Tensor, members: Tensor, each: Tensor, norm: float, index: CoordinateIndex
+) -> CanaryProjection:
+    """Return the projection onto clipped gradients if ``members``, by number, added the rows ``each``."""
+    lengths = torch.linalg.vector_norm(directions, dim=1)
+    usable = lengths.isfinite() & (lengths > _MIN_NORM * norm)
+    directions = directions.masked_fill(~usable[:, None], 0.0)
+    squares = torch.where(usable, lengths.square(), 1.0)
+    of_all = directions @ each.sum(dim=0)
+    of_itself = torch.zeros_like(of_all).index_copy_(0, members, (directions[members] * each).sum(dim=1))
+    return CanaryProjection(
+        index,
+        lambda vector: directions @ vector / squares,
+        others=(of_all - of_itself) / squares,
+        lengths=torch.linalg.vector_norm(directions, dim=1).double().cpu().numpy() / norm,
+    )
 
-    directions: Tensor  # canaries x parameters
-    squares: Tensor
-    norm: float
-    index: CoordinateIndex
-    others: Tensor
 
-    @classmethod
-    def of(
-        cls, directions: Tensor, members: Tensor, each: Tensor, norm: float, index: CoordinateIndex
-    ) -> GradientProjection:
-        """Return the projection if ``members``, by number, added the rows ``each``, up to ``norm`` long."""
-        lengths = torch.linalg.vector_norm(directions, dim=1)
-        usable = lengths.isfinite() & (lengths > _MIN_NORM * norm)
-        directions = directions.masked_fill(~usable[:, None], 0.0)
-        squares = torch.where(usable, lengths.square(), 1.0)
-        of_all = directions @ each.sum(dim=0)
-        of_itself = torch.zeros_like(of_all).index_copy_(0, members, (directions[members] * each).sum(dim=1))
-        return cls(directions, squares, norm, index, (of_all - of_itself) / squares)
-
-    @property
-    def lengths(self) -> FloatArray:
-        lengths: FloatArray = torch.linalg.vector_norm(self.directions, dim=1).double().cpu().numpy()
-        return lengths / self.norm
-
-    def project(self, vector: Tensor) -> Tensor:
-        return self.directions @ vector / self.squares
+def _loss(training: PreparedTraining) -> Any:
+    """Return the loss, by default cross-entropy."""
+    criterion = training.criterion
+    if isinstance(training.optimizer, DPOptimizerFastGradientClipping):
+        if not isinstance(criterion, DPLossFastGradientClipping):
+            raise InputError(
+                "Expected criterion=..., the loss that PrivacyEngine.make_private returned, which does the "
+                f"ghost clipping; got {type(criterion).__name__}."
+            )
+        return criterion
+    return (
+        nn.CrossEntropyLoss(reduction=training.optimizer.loss_reduction) if criterion is None else criterion
+    )
 
 
 class BackwardPass(ABC):
@@ -300,15 +315,23 @@ class GhostBackward(BackwardPass):
 class UnwrappedModel:
     """The model inside the one that ``make_private`` returned, with per-example losses."""
 
-    def __init__(self, optimizer: DPOptimizer, module: nn.Module, criterion: Callable[..., Any]) -> None:
+    def __init__(self, training: PreparedTraining, criterion: Any) -> None:
+        module = training.module
         self.module = module._module if isinstance(module, AbstractGradSampleModule) else module
-        self._criterion = getattr(criterion, "criterion", criterion)  # ghost clipping wraps it
-        self._names = _parameter_names(self.module, optimizer)
+        self.criterion = getattr(criterion, "criterion", criterion)  # ghost clipping wraps it
+        values, parameters = dict(self.module.named_parameters()), training.optimizer.params
+        missing = len(parameters) - len(set(map(id, parameters)) & set(map(id, values.values())))
+        if missing:
+            raise InputError(
+                f"Expected module to be the model that the optimizer trains, but {missing} of the "
+                f"optimizer's {len(parameters)} parameters are not in it."
+            )
+        self._names = training.names
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each example, computed one by one, so that mean and sum reduction agree."""
         pairs = zip(outputs.split(1), targets.split(1), strict=True)  # type: ignore[no-untyped-call]
-        return torch.stack([self._criterion(*pair).reshape(()) for pair in pairs])
+        return torch.stack([self.criterion(*pair).reshape(()) for pair in pairs])
 
     @contextmanager
     def without_hooks(self) -> Iterator[None]:
@@ -333,15 +356,3 @@ class UnwrappedModel:
         with self.without_hooks(), torch.random.fork_rng(devices=[]):
             gradients = each(parameters, examples.inputs, examples.targets)
         return [at_least_single(gradients[name].flatten(1)) for name in self._names]
-
-
-def _parameter_names(module: nn.Module, optimizer: DPOptimizer) -> list[str]:
-    """Return the names of the optimizer's parameters, in its order."""
-    names_by_id = {id(value): name for name, value in module.named_parameters()}
-    missing = sum(id(parameter) not in names_by_id for parameter in optimizer.params)
-    if missing:
-        raise InputError(
-            f"Expected module to be the model that the optimizer trains, but {missing} of the optimizer's "
-            f"{len(optimizer.params)} parameters are not in it."
-        )
-    return [names_by_id[id(parameter)] for parameter in optimizer.params]

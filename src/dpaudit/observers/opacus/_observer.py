@@ -14,8 +14,7 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +29,7 @@ from dpaudit._types import BoolArray, FloatArray
 from dpaudit.diagnostics import CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
+from dpaudit.observers._session import StepRecorder
 from dpaudit.observers.opacus._clipping import (
     CoordinateIndex,
     TrainedParameters,
@@ -42,10 +42,9 @@ from dpaudit.observers.opacus._clipping import (
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 from dpaudit.observers.opacus._lints import LintCheck
 from dpaudit.observers.opacus._post_processing import PostProcessing, Release, evenly_spaced, stride_of
-from dpaudit.observers.opacus._prepared import OpacusParamsReader, updating_optimizer
-from dpaudit.observers.opacus._sampling import Membership
+from dpaudit.observers.opacus._prepared import OpacusParamsReader, PreparedTraining, updating_optimizer
+from dpaudit.observers.opacus._sampling import SampledMembership
 from dpaudit.observers.opacus._sums import SumObserver
-from dpaudit.recording import Recorder, WholeRunRecorder
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,33 +72,32 @@ class _Step:
 class OpacusObserver:
     """An observer that adds canaries to the sum before the noise and subtracts them before the update.
 
-    ``membership`` determines which canaries are added. The noise is added once per logical step, however many
-    physical batches it has. Sums and gradients are read and changed at a few coordinates, in place.
+    Coins determine which canaries are added, or a sampler (``drawn``). The noise is added once per logical
+    step, however many physical batches it has. Sums and gradients are read and changed at a few coordinates,
+    in place.
     """
 
     def __init__(
         self,
-        optimizer: DPOptimizer,
-        recorder: Recorder | WholeRunRecorder,
-        params: OpacusParamsReader,
+        training: PreparedTraining,
+        steps: StepRecorder,
         canaries: StepCanaries,
-        membership: Membership,
+        drawn: SampledMembership | None,
         *,
+        params: OpacusParamsReader,
         coordinates: CoordinateSample,
         ranks: Ranks,
         lints: LintCheck,
         sums: SumObserver,
-        names: Sequence[str] = (),
     ) -> None:
-        self._optimizer, self.recorder, self._params, self._lints = optimizer, recorder, params, lints
-        self._canaries, self._membership, self._ranks = canaries, membership, ranks
-        self._sums, self._trained = sums, TrainedParameters(optimizer)
+        self._optimizer, self._steps, self._params, self._lints = training.optimizer, steps, params, lints
+        self._canaries, self._drawn, self._ranks = canaries, drawn, ranks
+        self._sums, self._trained = sums, TrainedParameters(training.optimizer)
         self._coordinates, self._positions = coordinates, dict[int, Tensor]()
-        self._leaves = coordinates.named(names)
-        self._weights = CoordinateIndex(coordinates.indices, optimizer.params)
+        self._leaves = coordinates.named([] if training.network is None else training.names)
+        self._weights = CoordinateIndex(coordinates.indices, training.optimizer.params)
         self._step: _Step | None = None
         self._update_depth = 0  # of calls of step() inside each other
-        self._is_over = False  # after a step that was not finite
         self._post_processing = PostProcessing()
 
     @contextmanager
@@ -113,7 +111,8 @@ class OpacusObserver:
             inside = updating_optimizer(self._optimizer)
             undo.callback(inside.register_step_pre_hook(self._before_update).remove)
             undo.callback(inside.register_step_post_hook(self._after_update).remove)
-            undo.enter_context(self._membership.installed())
+            if self._drawn is not None:
+                undo.enter_context(self._drawn.installed())
             undo.enter_context(self._sums.installed())
             yield
 
@@ -130,11 +129,11 @@ class OpacusObserver:
 
     def _insert_and_add_noise(self) -> None:
         """Replace ``add_noise``, which the optimizer calls once for the sum of a step."""
-        if self._is_over:
+        if self._steps.is_over:
             self._add_noise()
             return
         self._update_depth = 0  # also after an update that raised an error
-        self._trained.require_same(self.recorder.num_done)
+        self._trained.require_same(self._steps.index)
         parameters: list[Any] = self._optimizer.params
         sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
         example_norm, fields = self._sums.before_noise(sums)
@@ -161,12 +160,15 @@ class OpacusObserver:
         self, sums: list[Tensor], example_norm: float, fields: dict[str, Any], *, in_place: bool
     ) -> _Step:
         """Add the canaries of this step to ``p.summed_grad``; ``sums`` are its previous values."""
-        step = self.recorder.num_done
-        members = self._membership.members(step)
+        step = self._steps.index
+        if self._drawn is None:
+            members = np.flatnonzero(self._canaries.coins.coins(step))
+        else:
+            members = self._drawn.members(step)
         before = self._canaries.index(step).read(sums)
         own_members = members if self._ranks.inserts else members[:0]  # otherwise another rank adds them
         projection, after = self._canaries.add_to_sum(step, own_members, before, in_place=in_place)
-        present = np.zeros(self._canaries.num_canaries, dtype=np.bool_)
+        present = np.zeros(self._canaries.coins.num_canaries, dtype=np.bool_)
         present[members] = True
         return _Step(
             projection=projection,
@@ -200,7 +202,7 @@ class OpacusObserver:
         Hooks run once more if ``step()`` of a class calls that of its base class: the same update.
         """
         step, self._step, self._update_depth = self._step, None, self._update_depth + 1
-        if step is None and (self._update_depth > 1 or self._is_over):
+        if step is None and (self._update_depth > 1 or self._steps.is_over):
             return
         if step is None:
             raise InputError(
@@ -220,9 +222,10 @@ class OpacusObserver:
         self._subtract(inserted, release, step.index)
         self._restore(step.sums, step)
         if observed is None:
-            self._end_recording()
+            self._sums.stop()
+            self._steps.end()
         else:
-            self.recorder.observe(observed)
+            self._steps.recorder.observe(observed)
 
     def _subtract(self, inserted: Tensor, release: Release, index: CoordinateIndex) -> None:
         """Subtract the canaries from the gradients of the update."""
@@ -237,18 +240,6 @@ class OpacusObserver:
         for parameter, difference in split_like(surplus, parameters):
             parameter.grad = parameter.grad - difference.to(parameter.grad.dtype)
 
-    def _end_recording(self) -> None:
-        """Record no further step: the training run may continue, but its gradients reveal nothing more."""
-        index, self._is_over = self.recorder.num_done, True
-        self._sums.stop()
-        overflow = ", or a norm overflows, as in half precision, for canaries of 1e6 clipping norms"
-        gap = (
-            f"steps from step {index} on are not audited: its gradients are not finite, so the training run "
-            f"diverged{overflow if index == 0 else ''}"
-        )
-        self.recorder.not_covered += (gap,)
-        warnings.warn(f"The audit ends: {gap}.", stacklevel=2)
-
     def _after_update(self, *_: Any) -> None:
         self._update_depth -= 1
 
@@ -256,7 +247,7 @@ class OpacusObserver:
         """Return what was seen of a step."""
         lengths = step.projection.lengths
         canaries: dict[str, Any] = {"scores": scores, "present": step.present, "lengths": lengths}
-        if not self.recorder.tests_noise:
+        if not self._steps.recorder.tests_noise:
             return ObservedStep(**canaries)
         sampled = self._sampled(step.index)
         sums = torch.stack([step.after, step.before]).index_select(1, sampled)

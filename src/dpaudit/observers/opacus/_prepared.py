@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -38,19 +39,28 @@ def unwrapped(optimizer: Any) -> Any:
     Lightning's wrapper copies the attributes and the class of what it wraps, so that it looks private; its
     steps are those of the optimizer inside.
     """
-    inner, kinds = optimizer, [type(optimizer).__name__]
-    for _ in range(_MAX_DEPTH):
-        wrapped = _wrapped(inner)
-        if wrapped is None:
-            break
-        inner = wrapped
-        kinds.append(type(inner).__name__)
-    if not isinstance(inner, DPOptimizer):
+    wrappers = list(_wrappers(optimizer))
+    if not isinstance(wrappers[-1], DPOptimizer):
         raise InputError(
             "Expected the optimizer that PrivacyEngine.make_private returned, got "
-            f"{' around '.join(kinds)}, which is not private."
+            f"{' around '.join(type(wrapper).__name__ for wrapper in wrappers)}, which is not private."
         )
-    return inner
+    return wrappers[-1]
+
+
+def private_inside(component: Any) -> DPOptimizer | None:
+    """Return the private optimizer inside wrappers, or None if there is none."""
+    *_, inner = _wrappers(component)
+    return inner if isinstance(inner, DPOptimizer) else None
+
+
+def _wrappers(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer and those inside it, the innermost last."""
+    for _ in range(_MAX_DEPTH + 1):
+        yield optimizer
+        optimizer = _wrapped(optimizer)
+        if optimizer is None:
+            return
 
 
 def updating_optimizer(optimizer: DPOptimizer) -> Any:
@@ -123,16 +133,14 @@ def _accountings(hook: Any, depth: int) -> Iterator[Accounting]:
 
 
 class OpacusParamsReader:
-    """A reader of the parameters that the optimizer claims; ``note_step`` must be called in every step."""
+    """A reader of the parameters that the optimizer claims; ``note_step`` must be called in every step.
 
-    def __init__(self, optimizer: DPOptimizer, loader: Any) -> None:
-        self._optimizer = optimizer
-        self._rate = None if loader is None else loader_rate(loader)
-        if loader is not None and self._rate is None and accounted_rate(optimizer) is None:
-            raise InputError(
-                "Expected the loader that make_private returned, which has a sample rate, got a "
-                f"{type(loader).__name__} without one: pass sample_rate=... instead."
-            )
+    The sample rate is that of the loader with ``reads_loader``, otherwise that of the accountant.
+    """
+
+    def __init__(self, training: PreparedTraining, *, reads_loader: bool = True) -> None:
+        self._optimizer = training.optimizer
+        self._rate = training.loader_rate() if reads_loader else None
         self._noises: dict[float, None] = {}  # in order of appearance
 
     def note_step(self, noise_multiplier: float) -> None:
@@ -141,44 +149,17 @@ class OpacusParamsReader:
 
     def __call__(self) -> DPSGDParams:
         noises = tuple(self._noises) or (float(self._optimizer.noise_multiplier),)
-        rate = self._rate if self._rate is not None else accounted_rate(self._optimizer)
         origins = {
             "noise_multiplier": "the optimizer",
             "sample_rate": "the accountant" if self._rate is None else "the loader",
         }
-        if len(noises) > 1:  # steps differ, so the claimed noise multiplier must be given
-            return DPSGDParams(sample_rate=rate, noises=noises, origins=origins)
-        return DPSGDParams(noise_multiplier=noises[0], sample_rate=rate, origins=origins)
-
-
-def loader_rate(loader: Any) -> float | None:
-    """Return the sample rate of the loader that ``make_private`` or ``BatchMemoryManager`` returned.
-
-    A loader with a sampler of its own has none; a single batch of all examples has rate 1.
-    """
-    owner, has_one_size = loader, False
-    for name in ("batch_sampler", "sampler", "sampler"):  # a sampler may be inside one that splits batches
-        rate = getattr(owner, "sample_rate", None)
-        if rate is not None:
-            return float(rate)
-        owner = getattr(owner, name, None)
-        has_one_size = has_one_size or isinstance(owner, BatchSampler)
-    if has_one_size and not _is_one_batch(loader):
-        raise InputError(
-            "Expected a loader with Poisson sampling, which the claim assumes, got a "
-            f"{type(loader).__name__} with batches of one size: create it by make_private with "
-            "poisson_sampling=True."
+        return DPSGDParams(
+            # if steps differ, the claimed noise multiplier must be given
+            noise_multiplier=noises[0] if len(noises) == 1 else None,
+            sample_rate=accounted_rate(self._optimizer) if self._rate is None else self._rate,
+            noises=noises if len(noises) > 1 else None,
+            origins=origins,
         )
-    return 1.0 if has_one_size else None
-
-
-def _is_one_batch(loader: Any) -> bool:
-    """Return whether all examples of the data set are in one batch."""
-    size = getattr(loader, "batch_size", None)
-    try:
-        return size is not None and size >= len(loader.dataset)
-    except TypeError:  # a data set that is only iterated
-        return False
 
 
 def accounted_rate(optimizer: DPOptimizer) -> float | None:
@@ -210,13 +191,17 @@ class PreparedTraining:
     def of(cls, prepared: Any) -> PreparedTraining:
         """Sort what a function returned: a tuple by type, a mapping or an object by names."""
         names = [field.name for field in fields(cls) if field.name != "schedulers"]
+        values: Iterable[Any] = ()
         if isinstance(prepared, Mapping):
+            values = prepared.values()
             components = {name: prepared[name] for name in names if name in prepared}
         elif isinstance(prepared, Iterable) and not isinstance(prepared, nn.Module | DataLoader):
-            components = _sorted_by_type(prepared)
+            values = list(prepared)
+            components = _sorted_by_type(values)
         elif isinstance(prepared, Optimizer):
             components = {"optimizer": prepared}
         else:
+            values = getattr(prepared, "__dict__", {}).values()
             components = {name: getattr(prepared, name) for name in names if hasattr(prepared, name)}
         if components.get("optimizer") is None:
             raise InputError(
@@ -224,8 +209,8 @@ class PreparedTraining:
                 f"got {type(prepared).__name__} without a private optimizer."
             )
         components["optimizer"] = unwrapped(components["optimizer"])
-        components["schedulers"] = tuple(_schedulers(prepared))
-        return cls(**components)
+        schedulers = [value for value in values if isinstance(value, _NoiseScheduler | _GradClipScheduler)]
+        return cls(**components, schedulers=tuple(schedulers))
 
     @property
     def network(self) -> nn.Module | None:
@@ -236,8 +221,15 @@ class PreparedTraining:
         return held if isinstance(held, nn.Module) else None
 
     @property
+    def names(self) -> list[str]:
+        """The names of the optimizer's parameters in the model, or their numbers."""
+        named = () if self.network is None else self.network.named_parameters()
+        names = {id(value): name.removeprefix("_module.") for name, value in named}
+        return [names.get(id(value), f"parameter {i}") for i, value in enumerate(self.optimizer.params)]
+
+    @property
     def sampler(self) -> Any:
-        """The batch sampler that draws examples, or None."""
+        """The batch sampler that draws examples, also inside one that splits batches, or None."""
         sampler = getattr(self.loader, "batch_sampler", None)
         return sampler.sampler if isinstance(sampler, BatchSplittingSampler) else sampler
 
@@ -247,6 +239,29 @@ class PreparedTraining:
         rate = getattr(self.sampler, "sample_rate", getattr(self.loader, "sample_rate", None))
         return None if rate is None else float(rate)
 
+    def loader_rate(self) -> float | None:
+        """Return the sample rate of the claim that the loader states; None without a loader.
+
+        A single batch of all examples has rate 1.
+        """
+        rate = getattr(self.loader, "sample_rate", self.drawn_rate)
+        if rate is not None or self.loader is None:
+            return None if rate is None else float(rate)
+        if isinstance(self.sampler, BatchSampler):
+            if (self.loader.batch_size or 0) >= (self.num_examples or math.inf):
+                return 1.0
+            raise InputError(
+                "Expected a loader with Poisson sampling, which the claim assumes, got a "
+                f"{type(self.loader).__name__} with batches of one size: create it by make_private with "
+                "poisson_sampling=True."
+            )
+        if accounted_rate(self.optimizer) is None:
+            raise InputError(
+                "Expected the loader that make_private returned, which has a sample rate, got a "
+                f"{type(self.loader).__name__} without one: pass sample_rate=... instead."
+            )
+        return None
+
     @property
     def num_examples(self) -> int | None:
         """The number of examples of the data set, if it has a length."""
@@ -254,19 +269,6 @@ class PreparedTraining:
             return len(self.loader.dataset)
         except (AttributeError, TypeError):
             return None
-
-
-def _schedulers(prepared: Any) -> Iterator[Any]:
-    """Yield the schedulers among the parts of a training run, whatever their names."""
-    if isinstance(prepared, Mapping):
-        components: Iterable[Any] = prepared.values()
-    elif isinstance(prepared, list | tuple):
-        components = prepared
-    else:
-        components = getattr(prepared, "__dict__", {}).values()
-    yield from (
-        component for component in components if isinstance(component, _NoiseScheduler | _GradClipScheduler)
-    )
 
 
 def _sorted_by_type(prepared: Iterable[Any]) -> dict[str, Any]:
@@ -279,29 +281,21 @@ def _sorted_by_type(prepared: Iterable[Any]) -> dict[str, Any]:
             continue
         if name is not None:
             components[name] = component
-        elif "optimizer" not in components and _is_private(component):
+        elif "optimizer" not in components and private_inside(component) is not None:
             components["optimizer"] = component
         elif isinstance(component, Optimizer):
             others.append(component)
-    if others:
-        components["other_optimizers"] = tuple(others)
-    return components
+    return components | {"other_optimizers": tuple(others)}
 
 
 def _name_by_type(component: Any) -> str | None:
     """Return the name of an engine, a loader, a loss or a model; None for anything else."""
-    if isinstance(component, PrivacyEngine):
-        return "privacy_engine"
-    if isinstance(component, DataLoader):
-        return "loader"
-    if isinstance(component, DPLossFastGradientClipping | _Loss):
-        return "criterion"
-    return "module" if isinstance(component, nn.Module) or hasattr(component, "remove_hooks") else None
-
-
-def _is_private(component: Any) -> bool:
-    try:
-        unwrapped(component)
-    except InputError:
-        return False
-    return True
+    kinds: dict[str, Any] = {
+        "privacy_engine": PrivacyEngine,
+        "loader": DataLoader,
+        "criterion": DPLossFastGradientClipping | _Loss,
+        "module": nn.Module,
+    }
+    is_model = hasattr(component, "remove_hooks")  # around one that is not wrapped
+    names = (name for name, kind in kinds.items() if isinstance(component, kind))
+    return next(names, "module" if is_model else None)

@@ -33,7 +33,12 @@ from dpaudit.observers._replay_result import (
 )
 from dpaudit.observers.opacus._clipping import GhostClip, clip_for, flat, split_like
 from dpaudit.observers.opacus._observer import check_unobserved
-from dpaudit.observers.opacus._prepared import attached_accounting, unwrapped, updating_optimizer
+from dpaudit.observers.opacus._prepared import (
+    attached_accounting,
+    private_inside,
+    unwrapped,
+    updating_optimizer,
+)
 from dpaudit.observers.opacus._snapshot import TorchSnapshot, attribute_digests, digest, state_digests
 
 
@@ -125,7 +130,7 @@ class _OpacusStep(ReplayedStep):
         self._others = {f"other_optimizers[{index}]": other for index, other in enumerate(other_optimizers)}
         self._others |= {f"published_state[{index}]": state for index, state in enumerate(published_state)}
         self._protected = [_Protected.of(optimizer, model)]
-        for other in filter(None, map(_private_inside, other_optimizers)):
+        for other in filter(None, map(private_inside, other_optimizers)):
             self._protected.append(_Protected.among(other, (model, *published_state)))
         self._others |= _accountants(self._protected)
         self._snapshot = TorchSnapshot([optimizer, model, *self._others.values(), *private_state])
@@ -230,14 +235,6 @@ def _accountants(protected: Sequence[_Protected]) -> dict[str, Any]:
         for index, accounting in enumerate(accountings)
         if accounting is not None
     }
-
-
-def _private_inside(wrapper: Any) -> DPOptimizer | None:
-    try:
-        optimizer: DPOptimizer = unwrapped(wrapper)
-    except InputError:  # a plain one
-        return None
-    return optimizer
 
 
 def _trains(optimizer: DPOptimizer, model: Any) -> bool:

@@ -1,22 +1,21 @@
-"""Membership: which canaries are present in a step, decided by fair coins or by the loader's own sampler.
+"""Canaries that are entries of the data set, which the loader's own sampler draws.
 
-With :class:`SampledMembership`, canaries are entries of the data set: :class:`SamplerWithCanaries` draws them
-at the rate of the loader's sampler, and :class:`BatchQueue` assigns batches to steps.
+:class:`SampledMembership` determines which canaries are present in a step: :class:`SamplerWithCanaries` draws
+them at the rate of the loader's sampler, and :class:`BatchQueue` assigns batches to steps.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 from opacus.data_loader import CollateFnWithEmpty, wrap_collate_with_empty
-from opacus.optimizers import DPOptimizer
 from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
     UniformWithReplacementSampler,
@@ -28,8 +27,9 @@ from dpaudit.canaries import CanaryCoins, CanaryPlan
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
-from dpaudit.observers.opacus._batches import BatchQueue, Epoch, drawing_sampler, iterated_by
+from dpaudit.observers.opacus._batches import Epoch, iterated_by
 from dpaudit.observers.opacus._clipping import OpacusClip
+from dpaudit.observers.opacus._prepared import PreparedTraining
 
 _Changes: TypeAlias = dict[tuple[Any, str], Any]  # new values of attributes, by object and name
 
@@ -46,32 +46,7 @@ _TRUSTED = (  # these read their number of entries whenever they start drawing
 )
 
 
-class Membership(ABC):
-    """The rule that determines which canaries are present in a step."""
-
-    @abstractmethod
-    def installed(self) -> AbstractContextManager[None]:
-        """Follow the training loop inside the block; everything is restored at its end."""
-
-    @abstractmethod
-    def members(self, index: int) -> IntArray:
-        """Return the numbers of the canaries present in this step."""
-
-
-class CoinMembership(Membership):
-    """The usual case: a fair coin per canary and step decides which canaries are present."""
-
-    def __init__(self, draws: CanaryPlan | CanaryCoins) -> None:
-        self._draws = draws
-
-    def installed(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def members(self, index: int) -> IntArray:
-        return np.flatnonzero(self._draws.coins(index))
-
-
-class SampledMembership(Membership):
+class SampledMembership:
     """Canaries drawn by the loader's batch sampler, and then removed from the batches.
 
     They are at random positions among the examples. The canaries of a batch are added to the same step as its
@@ -79,10 +54,15 @@ class SampledMembership(Membership):
     """
 
     def __init__(
-        self, draws: CanaryPlan, optimizer: DPOptimizer, loader: Any, clip: OpacusClip, drawn: BatchRecord
+        self,
+        draws: CanaryCoins | CanaryPlan,
+        training: PreparedTraining,
+        clip: OpacusClip,
+        drawn: BatchRecord,
     ) -> None:
-        self._optimizer, self._loader, self._clip, self._drawn = optimizer, loader, clip, drawn
-        sampler, canaries = _batch_sampler(loader), np.flatnonzero(draws.entries())
+        loader = self._loader = training.loader
+        self._optimizer, self._clip, self._drawn = training.optimizer, clip, drawn
+        sampler, canaries = _batch_sampler(training), np.flatnonzero(draws.entries())
         self._sampler = SamplerWithCanaries.of(sampler, len(canaries))
         total = self._sampler.num_examples + len(canaries)
         positions = draws.rng(0, _POSITIONS).choice(total, len(canaries), replace=False, shuffle=False)
@@ -155,17 +135,16 @@ class SampledMembership(Membership):
             )
 
 
-def _batch_sampler(loader: Any) -> Any:
+def _batch_sampler(training: PreparedTraining) -> Any:
     """Return the batch sampler, which may be inside one that splits batches."""
-    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+    if not isinstance(training.loader, DataLoader) or training.sampler is None:
         raise InputError(
             "Expected loader=..., the loader that make_private returned, with sampling=True: its sampler "
-            f"draws the canaries; got {type(loader).__name__}."
+            f"draws the canaries; got {type(training.loader).__name__}."
         )
-    inner = drawing_sampler(loader)
-    if hasattr(type(inner), _MARK):
+    if hasattr(type(training.sampler), _MARK):
         raise InputError("Expected a loader that is not yet observed, got one with another observer.")
-    return inner
+    return training.sampler
 
 
 def _collate_with_empty(loader: Any) -> Any:
@@ -309,3 +288,111 @@ def _batch_sizes(sampler: BatchSampler, before: int, after: int) -> list[int]:
     """Return batch sizes in the same proportions as before, each rounded to a whole entry."""
     cuts = [min(n * sampler.batch_size, before) * after / before for n in range(len(sampler) + 1)]
     return [round(end) - round(start) for start, end in pairwise(cuts)]
+
+
+class BatchQueue:
+    """Drawn batches, assigned to steps by the sizes of their backward passes.
+
+    A step may use several batches, and a batch may be split into several passes; only an empty batch gives an
+    empty pass. Worker processes of a loader draw up to ``num_prefetched`` batches that may never be used.
+    With ``fills_empty``, an empty batch is replaced by a single artificial example.
+    """
+
+    def __init__(self, num_prefetched: int, fills_empty: bool) -> None:
+        self._num_prefetched, self._min_size = num_prefetched, int(fills_empty)
+        self._batches: deque[tuple[IntArray, int]] = deque()  # canaries, and the number of examples
+        self._passes: list[int] = []
+        self._num_steps = 0
+        self._ended = True
+
+    def start_epoch(self, pending: list[int]) -> None:
+        """Start an epoch while the gradients of ``pending`` passes wait for the next step."""
+        self.check_consumed(pending)
+        num_used = self._num_used(self._passes + pending) or 0
+        self._batches = deque(list(self._batches)[:num_used])  # the loop ended before the others were used
+        self._ended = False
+
+    def push(self, canaries: IntArray, size: int) -> None:
+        """Add a drawn batch."""
+        self._batches.append((canaries, max(size, self._min_size)))
+
+    def end_epoch(self) -> None:
+        """End an epoch whose loop ran to completion."""
+        self._ended = True
+
+    def note_backward(self, sizes: Iterable[int]) -> None:
+        """Note the backward passes that are about to be clipped, for this step or a later one."""
+        self._passes += sizes
+
+    def pop_step(self, index: int) -> IntArray:
+        """Return the canaries of all batches used since the last step."""
+        passes, self._passes = self._passes, []
+        if not passes or not self._batches:
+            advice = (
+                "is a batch used twice, or is one drawn by another loader?"
+                if passes and self._num_steps
+                else "pass the loader that the loop iterates over as loader=..., and start the loop inside "
+                "the with block."
+            )
+            raise InputError(f"Expected a batch of the loader before step {index}, got none: {advice}")
+        count = self._num_used(passes)
+        if count is None:
+            raise InputError(
+                f"Expected step {index} to use the next batch of the loader, which has "
+                f"{self._batches[0][1]} examples, got gradients of {' + '.join(map(str, passes))}: "
+                f"{_mismatch([size for _, size in self._batches], passes)}."
+            )
+        self._num_steps += 1
+        return np.concatenate([self._batches.popleft()[0] for _ in range(count)])
+
+    def check_consumed(self, pending: list[int]) -> None:
+        """Raise if batches were not used in any step, except at the end of a loop that was left early."""
+        left = len(self._batches) - (self._num_used(self._passes + pending) or 0)
+        if left > self._num_prefetched + (not self._ended):
+            raise InputError(
+                "Expected the loop to use every batch of the loader in a step, including empty ones, got "
+                f"{left} unused batches: their canaries were not added to any step."
+            )
+
+    def _num_used(self, passes: list[int]) -> int | None:
+        """Return the number of leading batches that make up exactly these passes; None if there is none."""
+        rest, count = deque(passes), 0
+        for _, size in self._batches:
+            if not rest:
+                break
+            if (size == 0) != (rest[0] == 0):
+                return None
+            left = size - rest.popleft()
+            while left > 0 and rest and rest[0] > 0:
+                left -= rest.popleft()
+            if left != 0:
+                return None
+            count += 1
+        return None if rest else count
+
+
+def _mismatch(sizes: list[int], passes: list[int]) -> str:
+    """Return the likely reason why no leading batches of these sizes make up the passes of a step."""
+    total = sum(passes)
+    if skipped := _skipped(sizes, total):
+        return (
+            f"the loop skips {skipped}, but with sampling=True it must use every batch in a step, "
+            "including empty ones"
+        )
+    if 0 in passes:
+        return "a batch that is not empty has a backward pass without examples"
+    if sizes[0] and total > sizes[0] and total % sizes[0] == 0:
+        return f"each example has {total // sizes[0]} rows, or batches have a fixed size"
+    if total > sizes[0]:
+        return "it has more rows than examples were drawn, from padding, another loader or a batch used twice"
+    return "examples of the batch are left out, or batches are cut to a fixed size"
+
+
+def _skipped(sizes: list[int], total: int) -> str | None:
+    """Return which leading batches a step skipped if those after them have ``total`` examples."""
+    for start in range(1, len(sizes)):
+        if total and total in np.cumsum(sizes[start:]):
+            if start > 1:
+                return f"{start} batches"
+            return "an empty batch" if sizes[0] == 0 else "a batch"
+    return None

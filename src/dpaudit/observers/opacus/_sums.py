@@ -29,6 +29,7 @@ from dpaudit.observers.opacus._clipping import (
     wrapped,
 )
 from dpaudit.observers.opacus._clipping_norms import ClippingNorms
+from dpaudit.observers.opacus._prepared import PreparedTraining
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
@@ -37,11 +38,10 @@ _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
 class SumObserver:
     """Checks of the sums of an optimizer; ``before_noise`` must be called in every step."""
 
-    def __init__(
-        self, optimizer: DPOptimizer, clip: OpacusClip, loader: LoaderBatches, module: Any = None
-    ) -> None:
+    def __init__(self, training: PreparedTraining, clip: OpacusClip, loader: LoaderBatches) -> None:
+        optimizer = training.optimizer
         self._optimizer, self._clip, self._loader = optimizer, clip, loader
-        self._module = module if isinstance(clip, GhostClip) else None
+        self._module = training.module if isinstance(clip, GhostClip) else None
         self.batches, self.norms = loader.record, ClippingNorms(optimizer)
         self._num_steps, self._changes, self._remainder = 0, list[SumChange](), 0.0
         self._trained = TrainedParameters(optimizer)
