@@ -44,7 +44,6 @@ SHORT_MODULES = {
     "dpaudit.cli._app": "gathers the commands, and nothing else",
     "dpaudit.cli._report_command": "one module a command",
     "dpaudit.cli._verify_command": "one module a command",
-    "dpaudit.observers.opacus._clipping_norms": "the clipping norms of a run, apart from its sums",
     "dpaudit.stats._coverage": "what make soundness simulates, apart from what it tests",
 }
 # concrete classes that others extend

@@ -61,6 +61,39 @@ def test_broken_training_is_a_violation_within_300_steps(train, fault):
         result.raise_for_violation()
 
 
+def test_a_whole_claim_is_the_same_as_its_numbers(private):
+    numbers = {"noise_multiplier": 0.9, "sample_rate": 0.05, "num_steps": 20, "delta": DELTA}
+    results = []
+    for claim in (numbers, {"claim": dpaudit.Claim.dpsgd(**numbers)}):
+        made = private(noise_multiplier=0.9)
+        with observe(made.optimizer, seed=1, **claim) as recorder:
+            run(made, 20)
+        results.append(str(recorder.audit()))
+    assert results[0] == results[1]
+
+
+def test_a_claim_about_single_steps_is_audited(private):
+    made, claim = private(noise_multiplier=0.9), dpaudit.Claim.gaussian(noise_multiplier=0.9, delta=DELTA)
+    with observe(made.optimizer, claim=claim, seed=1) as recorder:
+        run(made, 20)
+    assert recorder.audit().claim == claim
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"noise_multiplier": 1.0}, "claim=... or noise_multiplier=..., got both"),
+        ({"claim": 3.0}, "to be a Claim such as"),
+        ({"sampling": True}, "about DP-SGD with sampling=True"),
+    ],
+)
+def test_a_claim_that_says_too_much_or_too_little_is_refused(private, options, message):
+    made, claim = private(noise_multiplier=0.9), dpaudit.Claim.gaussian(noise_multiplier=0.9, delta=DELTA)
+    options = {"claim": claim, "loader": made.loader, **options}
+    with pytest.raises(dpaudit.InputError, match=message), observe(made.optimizer, **options):
+        pass
+
+
 PLAIN = {}  # weights of training runs that differ only in their observer
 
 

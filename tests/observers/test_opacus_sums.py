@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, Weig
 from dpaudit.diagnostics import ClaimedStep
 from dpaudit.observers.opacus import observe
 from dpaudit.observers.opacus._clipping import PerSampleClip
-from dpaudit.observers.opacus._clipping_norms import ClippingNorms
+from dpaudit.observers.opacus._sums import ClippingNorms
 
 STEPS = 40
 CERTAIN = {"rows-drawn", "sum-norm", "sum-rebuilt"}

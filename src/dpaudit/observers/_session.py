@@ -111,7 +111,7 @@ def session(observe: Callable[P, Iterator[AnyRecorder]]) -> Callable[P, AuditSes
 
 
 def claimed_numbers(claim: Claim | None, **numbers: Any) -> tuple[Claim | None, DPSGDParams]:
-    """Return a claim that was passed as a whole or by its numbers; a usual DP-SGD claim is its numbers."""
+    """Return a claim that was passed whole, or by its numbers; a usual DP-SGD claim is its numbers."""
     if claim is None:
         return None, DPSGDParams(**numbers)
     if not isinstance(claim, Claim):
@@ -197,7 +197,7 @@ class StepRecorder:
     """The recorder of a training run and the checks of its sums and batches.
 
     Findings about ``settings`` come first, before those of the sums, the batches and the other ``checks``.
-    With ``entries``, which tell what canaries are in the data set, each has one score of the whole run. A
+    With ``entries``, a mask of the canaries in the data set, each has one score of the whole run. A
     step that is not finite ends the recording with a warning; what was recorded before can be audited.
     """
 

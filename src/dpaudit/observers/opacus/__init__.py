@@ -8,8 +8,8 @@ except ImportError as _error:
     raise MissingExtraError("Observing Opacus", "opacus") from _error
 
 from dpaudit.observers._replay_result import ReplayResult
+from dpaudit.observers.opacus._check import LintReport, check, check_prepared
 from dpaudit.observers.opacus._input_canaries import hold_out
-from dpaudit.observers.opacus._lints import LintReport, check, check_prepared
 from dpaudit.observers.opacus._observe import observe
 from dpaudit.observers.opacus._prepared import PreparedTraining
 from dpaudit.observers.opacus._replay import replay

@@ -157,9 +157,9 @@ class OpacusClip(ABC):
     def batch_sizes(self) -> list[int]:
         """Return the number of examples in each backward pass that the optimizer is about to clip."""
 
-    @abstractmethod
     def pending_batch_sizes(self) -> list[int]:
         """Return the same between steps, for the passes that have not been clipped yet."""
+        return self.batch_sizes()
 
 
 class PerSampleClip(OpacusClip):
@@ -204,14 +204,22 @@ class PerSampleClip(OpacusClip):
         return stand_ins.sums()
 
     def batch_sizes(self) -> list[int]:
-        samples = getattr(self._optimizer.params[0], "grad_sample", None)
-        passes = samples if isinstance(samples, list) else [] if samples is None else [samples]
-        return [
-            len(samples_of_pass) for samples_of_pass in passes if not hasattr(samples_of_pass, "_processed")
-        ]
+        return list(map(len, rows_to_clip(self._optimizer.params[0])))
 
-    def pending_batch_sizes(self) -> list[int]:
-        return self.batch_sizes()
+
+def rows_to_clip(parameter: Any) -> list[Tensor]:
+    """Return the per-example gradients of each backward pass that have not been clipped yet."""
+    return [samples for samples in _passes(parameter) if not hasattr(samples, "_processed")]
+
+
+def has_clipped_rows(parameter: Any) -> bool:
+    """Return whether per-example gradients of a parameter were clipped, and not yet removed."""
+    return len(rows_to_clip(parameter)) < len(_passes(parameter))
+
+
+def _passes(parameter: Any) -> list[Tensor]:
+    samples = getattr(parameter, "grad_sample", None)
+    return samples if isinstance(samples, list) else [] if samples is None else [samples]
 
 
 @contextmanager
@@ -392,11 +400,25 @@ def _attributes(owner: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def wrapped(
-    owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+def watched(
+    owner: Any,
+    name: str,
+    *,
+    before: Callable[[], object] = lambda: None,
+    after: Callable[[Any], object] = lambda _: None,
 ) -> Iterator[None]:
-    """Wrap a method of one object; code that inspects or copies the object ignores the wrapper."""
-    new = wrap(getattr(owner, name))
-    setattr(new, _WRAPPED, vars(owner).get(name))
-    with replaced(owner, name, new):
+    """Call functions before and after a method of one object, the latter with its result.
+
+    Code that inspects or copies the object ignores that.
+    """
+    method = getattr(owner, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        before()
+        result = method(*arguments, **options)
+        after(result)
+        return result
+
+    setattr(call, _WRAPPED, vars(owner).get(name))
+    with replaced(owner, name, call):
         yield

@@ -18,7 +18,7 @@ from dpaudit import _validate
 from dpaudit._torch import HeldOutData
 from dpaudit.accounting import Claim
 from dpaudit.canaries import CanaryCoins, GradientCanary, InputCanary, fresh_seed, require_held_out
-from dpaudit.diagnostics import Check, CheckResults, ClaimedStep, CoordinateSample, Finding
+from dpaudit.diagnostics import Check, CheckResults, ClaimedStep, CoordinateSample, Finding, RunCheck
 from dpaudit.errors import InputError
 from dpaudit.observers._session import MIXTURE, StepRecorder, claimed_numbers, session
 from dpaudit.observers.opacus._batches import LoaderBatches
@@ -35,7 +35,7 @@ from dpaudit.observers.opacus._prepared import (
 )
 from dpaudit.observers.opacus._sampling import SampledMembership
 from dpaudit.observers.opacus._sums import SumObserver
-from dpaudit.recording import LiveBound, Recorder, TrainingInfo, WholeRunRecorder
+from dpaudit.recording import DPSGDParams, LiveBound, Recorder, TrainingInfo, WholeRunRecorder
 from dpaudit.recording._claim_source import CLAIM_PARTS
 
 FindingOrCheck = TypeVar("FindingOrCheck", Finding, Check)
@@ -157,13 +157,11 @@ def observe(
     )
     with observer.installed():
         yield steps.recorder
-    if ranks.world_size > 1:  # not after an error, which another process may not have
-        noise, rate = numbers.noise_multiplier, numbers.sample_rate
-        claimed = ClaimedStep(
-            noise_multiplier=float(optimizer.noise_multiplier) if noise is None else noise,
-            sample_rate=accounted_rate(optimizer) if rate is None else rate,
-        )
-        others.exchange([check.results(claimed) for check in steps.checks])
+    read = DPSGDParams(
+        noise_multiplier=float(optimizer.noise_multiplier), sample_rate=accounted_rate(optimizer)
+    ).overridden(numbers)
+    claimed = ClaimedStep(**read.known("noise_multiplier"), sample_rate=read.sample_rate)
+    others.exchange(steps.checks, claimed)  # not after an error, which another process may not have
 
 
 class _OtherRanks:
@@ -177,8 +175,11 @@ class _OtherRanks:
         self._certain: list[Finding] = []
         self._checks: list[Check] = []
 
-    def exchange(self, own_results: list[CheckResults]) -> None:
+    def exchange(self, checks: Sequence[RunCheck], claimed: ClaimedStep) -> None:
         """Send the results of this process to all others, and keep theirs unless they are the same."""
+        if self._is_known:
+            return
+        own_results = [check.results(claimed) for check in checks]
         ranks: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(ranks, own_results)
         self._is_known = True

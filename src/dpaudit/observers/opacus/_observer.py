@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +37,7 @@ from dpaudit.observers.opacus._clipping import (
     is_of_opacus,
     precision,
     split_like,
-    wrapped,
+    watched,
 )
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 from dpaudit.observers.opacus._lints import LintCheck
@@ -106,7 +106,9 @@ class OpacusObserver:
         self._add_noise = self._optimizer.add_noise
         with ExitStack() as undo:
             undo.enter_context(replaced(self._optimizer, "add_noise", self._insert_and_add_noise))
-            undo.enter_context(wrapped(self._optimizer, "scale_grad", self._noting_scaled))
+            undo.enter_context(
+                watched(self._optimizer, "scale_grad", before=self._before_scaling, after=self._after_scaling)
+            )
             undo.callback(self._end_step)
             inside = updating_optimizer(self._optimizer)
             undo.callback(inside.register_step_pre_hook(self._before_update).remove)
@@ -116,16 +118,13 @@ class OpacusObserver:
             undo.enter_context(self._sums.installed())
             yield
 
-    def _noting_scaled(self, scale: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``scale_grad``, which divides the noisy sum."""
+    def _before_scaling(self) -> None:
+        """Prepare for ``scale_grad``, which divides the noisy sum."""
+        if is_of_opacus(self._optimizer, "scale_grad"):
+            self._post_processing.before_scaling(self._optimizer.params)
 
-        def scale_grad(*arguments: Any, **options: Any) -> Any:
-            if not is_of_opacus(self._optimizer, "scale_grad"):
-                return scale(*arguments, **options)
-            with self._post_processing.scaling(self._optimizer.params):
-                return scale(*arguments, **options)
-
-        return scale_grad
+    def _after_scaling(self, _: Any) -> None:
+        self._post_processing.after_scaling(self._optimizer.params)
 
     def _insert_and_add_noise(self) -> None:
         """Replace ``add_noise``, which the optimizer calls once for the sum of a step."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +58,7 @@ class PostProcessing:
     def __init__(self) -> None:
         self._copies: list[Tensor] | None = None
         self._versions: list[tuple[Tensor, int]] = []
-        self._is_divided = False
+        self._is_divided = self._is_scaling = False
         self._limits: dict[str, float] = {}
         self._unchanged: dict[str, float] = {}  # the largest norm and value of unchanged releases
         self._was_changed = False
@@ -73,16 +72,18 @@ class PostProcessing:
             self._versions = [(gradient, gradient._version) for gradient in gradients]
             self._copies = [_lazy_copy(gradient) for gradient in gradients]
 
-    @contextmanager
-    def scaling(self, parameters: list[Any]) -> Iterator[None]:
-        """Note the sum again after the block has divided it, unless other code has changed it before."""
-        is_noised = self._copies is not None and self._is_as_noted(
+    def before_scaling(self, parameters: list[Any]) -> None:
+        """Prepare for code that divides the sum, unless other code has changed it before."""
+        self._is_scaling = self._copies is not None and self._is_as_noted(
             [parameter.grad for parameter in parameters]
         )
-        if is_noised:
+        if self._is_scaling:
             self._copies = None
-        yield
-        if is_noised:
+
+    def after_scaling(self, parameters: list[Any]) -> None:
+        """Note the divided sum."""
+        if self._is_scaling:
+            self._is_scaling = False
             self.note(parameters, is_divided=True)
 
     def _is_as_noted(self, gradients: Sequence[Tensor]) -> bool:

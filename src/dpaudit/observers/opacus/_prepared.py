@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -97,11 +98,11 @@ class Accounting:
     accountant: Any
     sample_rate: float | None
 
-    def counts(self) -> dict[tuple[float, float], int]:
+    def counts(self) -> Counter[tuple[float, float]]:
         """Return the number of accounted steps for each noise multiplier and sample rate."""
-        counts: dict[tuple[float, float], int] = {}
+        counts: Counter[tuple[float, float]] = Counter()
         for noise, rate, num_steps in self.accountant.history:
-            counts[noise, rate] = counts.get((noise, rate), 0) + num_steps
+            counts[noise, rate] += num_steps
         return counts
 
 

@@ -26,9 +26,8 @@ from dpaudit._types import IntArray
 from dpaudit.canaries import CanaryCoins, CanaryPlan
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import replaced
 from dpaudit.observers.opacus._batches import Epoch, iterated_by
-from dpaudit.observers.opacus._clipping import OpacusClip
+from dpaudit.observers.opacus._clipping import OpacusClip, watched
 from dpaudit.observers.opacus._prepared import PreparedTraining
 
 _Changes: TypeAlias = dict[tuple[Any, str], Any]  # new values of attributes, by object and name
@@ -75,17 +74,14 @@ class SampledMembership:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        pre_step = self._optimizer.pre_step
-
-        def noting_pre_step(*arguments: Any, **options: Any) -> Any:
+        def note_backward() -> None:
             self._queue.note_backward(self._clip.batch_sizes())
-            return pre_step(*arguments, **options)
 
         with ExitStack() as undo:
             undo.enter_context(self._sampler.iterated_by(self._batches))
             undo.callback(setattr, self._loader, "collate_fn", self._loader.collate_fn)
             self._loader.collate_fn = _collate_with_empty(self._loader)
-            undo.enter_context(replaced(self._optimizer, "pre_step", noting_pre_step))
+            undo.enter_context(watched(self._optimizer, "pre_step", before=note_backward))
             yield
 
     def members(self, index: int) -> IntArray:
