@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from dpaudit.experiments._seal import _TRAILER, CHECKSUM, HashingWriter, seal, with_checksum
+from dpaudit.experiments._directory import _TRAILER, CHECKSUM, seal, with_checksum, with_digest
 
 _FACTOR = 30 if os.environ.get("DPAUDIT_TEST_LONG") else 1
 
@@ -32,11 +32,7 @@ def forged(folder: Path) -> Path:
             values.pop(CHECKSUM, None)
             path.write_text(json.dumps(with_checksum(values)))
     if (path := folder / "checkpoint.pt").exists():
-        content = path.read_bytes().partition(_TRAILER)[0]
-        with path.open("wb") as raw:
-            file = HashingWriter(raw)
-            file.write(content)
-            file.finish()
+        path.write_bytes(with_digest(path.read_bytes().partition(_TRAILER)[0]))
     seal(folder)
     return folder
 

@@ -20,7 +20,7 @@ import torch
 from damage import forged
 
 from dpaudit import IncompleteError, InputError, _interrupts, _io
-from dpaudit.experiments import _directory, _seal
+from dpaudit.experiments import _directory, _loop
 from dpaudit.experiments.black_box import _canary
 from dpaudit.experiments.config import _load
 from dpaudit.experiments.trials import _store
@@ -255,14 +255,14 @@ def test_what_libraries_say_of_the_machine_is_understood(error: Exception, fault
     assert (_interrupts.machine_fault(error) or "").startswith(fault)
 
 
-def test_a_full_disk_behind_torch_is_a_fault_of_the_machine(tmp_path: Path) -> None:
-    path, state = tmp_path / "checkpoint.pt", {"weights": torch.zeros(100_000)}
+def test_a_file_that_becomes_too_large_is_not_there_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
     _io.write_text(path, "old")
     with (
         pytest.raises(IncompleteError, match=r"^Cannot write .*checkpoint\.pt: File too large\.$"),
         files_of_at_most(10_000),
     ):
-        _io.write(path, lambda file: torch.save(state, file))
+        _io.write(path, lambda file: file.write(bytes(100_000)))
     assert [one.read_text() for one in tmp_path.iterdir()] == ["old"]
 
 
@@ -273,10 +273,9 @@ def test_a_full_disk_behind_torch_is_a_fault_of_the_machine(tmp_path: Path) -> N
         (_io, _io.read_json),
         (_canary, lambda path: _canary.SharedCanary.read(path.parent, "")),
         (_canary, lambda path: _canary._read(str(path))),
-        (_directory, lambda path: _directory.restore(path, None, "run")),
+        (_directory, lambda path: _loop.restore(path, None, "run")),
         (_load, _load.load_config),
-        (_seal, _seal._digest_of),
-        (_seal, _seal._require_checkpoint),
+        (_directory, _directory._digest_of),
     ],
 )
 def test_a_disk_that_cannot_be_read_does_not_make_a_file_damaged(
@@ -323,8 +322,8 @@ def test_too_little_memory_for_a_checkpoint_does_not_ask_to_delete_it(
 
     torch.save({}, tmp_path / "checkpoint.pt")
     forged(tmp_path)
-    monkeypatch.setattr("dpaudit.experiments._directory._loaded", fail)
+    monkeypatch.setattr("dpaudit.experiments._loop._loaded", fail)
     with pytest.raises(
         IncompleteError, match=r"^Cannot read .*checkpoint\.pt: there is not enough memory\.$"
     ):
-        _directory.restore(tmp_path / "checkpoint.pt", None, "run")  # type: ignore[arg-type]
+        _loop.restore(tmp_path / "checkpoint.pt", None, "run")  # type: ignore[arg-type]

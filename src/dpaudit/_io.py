@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import io
 import json
 import os
 import secrets
@@ -157,36 +156,14 @@ def write(path: Path, fill: Callable[[BinaryIO], object], *, private: bool = Fal
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}")
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
         try:
-            with io.BufferedWriter(raw := _NotingFile(handle, "wb")) as file:
-                _fill(file, raw, fill)
+            with os.fdopen(handle, "wb") as file:
+                fill(file)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-
-
-class _NotingFile(io.FileIO):
-    """A file that notes why a write failed: torch replaces that error with a RuntimeError."""
-
-    failure: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.failure = error
-            raise
-
-
-def _fill(file: BinaryIO, raw: _NotingFile, fill: Callable[[BinaryIO], object]) -> None:
-    try:
-        fill(file)
-    except Exception as error:
-        if raw.failure is not None and not isinstance(error, OSError):
-            raise raw.failure from error
-        raise
 
 
 def _require_replaceable(path: Path, status: Callable[[], os.stat_result]) -> None:
@@ -212,6 +189,16 @@ def _writing(path: Path) -> Iterator[None]:
         if "\0" in str(path):
             raise InputError(f"Expected a path, got {str(path)!r}.") from error
         raise
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise in a sentence if a file cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise_if_machine(error, f"Cannot read {path}")
+        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
 def open_file(path: str | Path) -> BufferedReader:

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+import numpy as np
+
 # name of the imported module, and of the distribution that it belongs to
 _PACKAGES: Final = {
     "dpaudit": "dpaudit",
@@ -53,6 +55,12 @@ def digest(values: object) -> str:
 def seed_digest(name: str, seed: int) -> str:
     """Return a digest that identifies a seed; a short seed can be guessed from it, a drawn one cannot."""
     return digest(["dpaudit seed", name, seed])
+
+
+def spawn_seed(seed: int, *branch: int) -> int:
+    """Return the 128-bit seed of a branch of a run's seed."""
+    words = np.random.SeedSequence(seed, spawn_key=branch).generate_state(4, np.uint32)
+    return int.from_bytes(words.astype("<u4").tobytes(), "little")
 
 
 def now() -> str:

@@ -14,8 +14,8 @@ from digits_config import digits_config
 from dpaudit import InputError
 from dpaudit.experiments import parse_config, run
 from dpaudit.experiments._analysis import RunScores, compare, largest_epsilon, plain_values
+from dpaudit.experiments._directory import seal
 from dpaudit.experiments._recompute import Status, verify
-from dpaudit.experiments._seal import seal
 from dpaudit.experiments.trials import TrialsRun
 
 Change = Callable[[dict[str, Any]], object]

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from dpaudit._provenance import digest
 from dpaudit.cli._app import app
 from dpaudit.experiments import Progress, Running, parse_config, run
-from dpaudit.experiments._seal import seal, with_checksum
+from dpaudit.experiments._directory import seal, with_checksum
 
 SMALL = digits_config(
     "{output}",

@@ -91,7 +91,7 @@ def demo(*, folder: _Output = Path("dpaudit-demo"), as_json: Json = False) -> No
     Exit status: 0 if both verdicts are as expected, 1 if not, 2 for bad input.
     """
     from dpaudit.experiments import use_one_thread  # noqa: PLC0415  # loads torch, or raises if it is missing
-    from dpaudit.experiments._seal import require_no_run_file  # noqa: PLC0415
+    from dpaudit.experiments._directory import require_no_run_file  # noqa: PLC0415
 
     use_one_thread()
     make_folder(folder)

@@ -11,7 +11,7 @@ from dpaudit.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from dpaudit.experiments._build import EXAMPLES, Experiment, build, example
-    from dpaudit.experiments._listener import Progress, Running
+    from dpaudit.experiments._loop import Progress, Running
     from dpaudit.experiments._run import Outcome, rehearse, run, use_one_thread
     from dpaudit.experiments.config import Config, load_config, parse_config
 
@@ -33,7 +33,7 @@ __all__ = [
 
 _HOMES = {
     "_build": ("EXAMPLES", "Experiment", "build", "example"),
-    "_listener": ("Progress", "Running"),
+    "_loop": ("Progress", "Running"),
     "_run": ("Outcome", "rehearse", "run", "use_one_thread"),
     "config": ("Config", "load_config", "parse_config"),
 }

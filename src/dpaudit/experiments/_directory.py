@@ -1,66 +1,54 @@
-"""The directory of one run: config, provenance, checkpoint, observations, result and seal.
+"""The directory of one run: its files, their checksums, and the seal of a finished run.
 
-``save`` and ``restore`` write and read the checkpoint of a training run.
+:class:`RunDirectory` writes the files. The seal is a manifest with the SHA-256 of every file, written last;
+``check_seal`` compares the files with it. Files of an unfinished run carry their own checksum. A seal detects
+damage and careless edits. Whoever edits a file can also write a new manifest, so the numbers are derived
+again from the scores (``_recompute.py``), and the digest of the seal can be published with a result.
 """
 
 from __future__ import annotations
 
-import math
+import hashlib
 import os
-import pickle  # only for its exception: nothing is unpickled here
-import struct
-import warnings
-import zipfile
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import torch
 
+import dpaudit
 from dpaudit import _io, _provenance
-from dpaudit._interrupts import raise_if_machine
-from dpaudit._io import JsonCache, difference, open_file, read_json
+from dpaudit._io import JsonCache, difference, open_file, read_json, reading
+from dpaudit._provenance import digest
 from dpaudit.errors import InputError
-from dpaudit.experiments._analysis import RESULT_SCHEMA, SCORES_OF_MODES
-from dpaudit.experiments._recompute import Verified, verify_finished
-from dpaudit.experiments._resolved import Resolved
-from dpaudit.experiments._seal import (
-    MANIFEST,
-    RUN_FILES,
-    STORE_FILES,
-    HashingWriter,
-    require_checksum,
-    require_digest,
-    require_files,
-    seal,
-    unseal,
-    with_checksum,
-)
-from dpaudit.experiments.config import Config
-from dpaudit.training import Training
+from dpaudit.experiments._analysis import RESULT_SCHEMA, SCORE_FILES, SCORES_OF_MODES
 
-_ARRAY = "numpy array"  # key that marks a tensor as a converted array
-# raised by torch for bytes that are not a checkpoint, and by a training run for a state that does not fit
-_DAMAGED = (
-    AssertionError,
-    AttributeError,
-    EOFError,
-    IndexError,
-    KeyError,
-    MemoryError,
-    OSError,
-    OverflowError,
-    RecursionError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    pickle.UnpicklingError,
-    struct.error,
-    zipfile.BadZipFile,
+if TYPE_CHECKING:  # need pydantic and torch, which checks of a run do without
+    from dpaudit.experiments._resolved import Resolved
+    from dpaudit.experiments.config import Config
+
+MANIFEST: Final = "manifest.json"
+CHECKSUM: Final = "checksum"  # key of a JSON file that was written by with_checksum
+# the store of trials, and what a killed process leaves beside it
+STORE_FILES: Final = tuple(f"trials.sqlite3{end}" for end in ("", "-journal", "-wal", "-shm"))
+# files that hold seeds, which are removed before a run is published
+PRIVATE_FILES: Final = ("config.json", "checkpoint.pt", *STORE_FILES)
+# all files that dpaudit reads from the directory of a run; reports are made from them and not sealed
+RUN_FILES: Final = (
+    "config.json",
+    "provenance.json",
+    "canary.json",
+    "checkpoint.pt",
+    *STORE_FILES,
+    *(f"{name}.npy" for name in SCORE_FILES),
+    "result.json",
 )
+_TRAILER: Final = b"\ndpaudit sha256 "  # followed by the digest of everything before it
+_AGAIN = "restore it, or repeat `dpaudit run` without result.json to derive the result and a new seal"
 
 
 class RunDirectory:
@@ -75,7 +63,7 @@ class RunDirectory:
         """Lock the directory against other processes."""
         return _io.locked(self.path)
 
-    def resolved(self, config: Config) -> Resolved | None:
+    def resolved(self, config: Config) -> dict[str, Any] | None:
         """Return the values that the run started with; None for a new run. Raise if the config differs."""
         stored = self._json.read("config")
         if stored is None:
@@ -92,14 +80,14 @@ class RunDirectory:
                 f"Expected the config of the run in {self.path}, but {changed}; choose another output "
                 "directory."
             )
-        return Resolved.from_dict(stored.get("resolved"), str(self._json.path("config")))
+        return dict(stored["resolved"])
 
     def require_own_files(self, config: Config) -> None:
         """Raise if there is a file that a run of this mode does not write, since it would be sealed."""
         mode = config.audit.mode
         progress = ("canary.json", *STORE_FILES) if mode == "many-runs" else (self.checkpoint.name,)
         arrays = (f"{name}.npy" for name in SCORES_OF_MODES[mode])
-        written = "config.json", "provenance.json", "result.json", f"{MANIFEST}.json"
+        written = "config.json", "provenance.json", "result.json", MANIFEST
         if (name := self._other_file(*written, *progress, *arrays)) is not None:
             raise InputError(
                 f"Expected only files of this run in {self.path}, but there is {name}, which a run of mode "
@@ -116,14 +104,10 @@ class RunDirectory:
     def note_start(self, *, is_new: bool = False) -> None:
         """Remove the seal and the result of an earlier end, and add this process to the provenance."""
         require_files(self.path)
-        unseal(self.path)
+        _io.remove(self.path / MANIFEST)  # a directory without one has no finished result
         _io.remove(self._json.path("result"))
         starts = _provenance.with_start(self._starts(), is_new=is_new)
         self._json.write("provenance", with_checksum({"starts": starts}))
-
-    def seal_digest(self) -> str:
-        """Return the digest of the manifest that this process has written."""
-        return str(read_json(self._json.path(MANIFEST))["seal"])
 
     def _starts(self) -> list[Any]:
         stored = self._json.read("provenance")
@@ -131,9 +115,10 @@ class RunDirectory:
             return []
         return list(require_checksum(self._json.path("provenance"), stored, "delete it").get("starts", []))
 
-    def result(self) -> Verified | None:
-        """Return the result of a finished run, checked and derived again; None if the run is not finished."""
-        return verify_finished(self.path) if self._json.path("result").exists() else None
+    @property
+    def has_result(self) -> bool:
+        """Whether there is a result, sealed or not."""
+        return self._json.path("result").exists()
 
     def finish(
         self,
@@ -162,7 +147,7 @@ class RunDirectory:
     ) -> dict[str, Any]:
         """Replace another run with a finished one; its files are removed first, the seal before others."""
         with _io.locked(self.path, is_resumed=False):
-            unseal(self.path)
+            _io.remove(self.path / MANIFEST)
             for name in reversed(RUN_FILES):  # the config, by which the run is recognized, is the last
                 _io.remove(self.path / name)
             self.start(config, resolved)
@@ -170,91 +155,181 @@ class RunDirectory:
 
     def _other_file(self, *own: str) -> str | None:
         """Return a file that has the name of one of a run, but is none of these; None if there is none."""
-        others = (name for name in (*RUN_FILES, f"{MANIFEST}.json") if name not in own)
+        others = (name for name in (*RUN_FILES, MANIFEST) if name not in own)
         return next((name for name in others if os.path.lexists(self.path / name)), None)
 
 
-def run_digest(config: Config, resolved: Resolved) -> str:
-    """Return the digest by which a checkpoint knows its run: of the config, the data and the seeds."""
-    return _provenance.digest([config.identity(), resolved.to_dict()])
+@dataclass(frozen=True)
+class Seal:
+    """The digest of a manifest, sealed files that were removed since, and files that are not sealed."""
+
+    digest: str
+    absent: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] = ()
 
 
-def save(path: Path, training: Training, seconds: float, run: str) -> None:
-    """Write a checkpoint, with private permissions: it reveals seeds and canary membership."""
-    state = _as_tensors({"training": training.state_dict(), "seconds": seconds, "run": run})
-
-    def fill(raw: BinaryIO) -> None:
-        file = HashingWriter(raw)
-        torch.save(state, file)  # type: ignore[arg-type]  # all that torch needs of a file
-        file.finish()
-
-    _io.write(path, fill, private=True)
+def is_sealed(folder: Path) -> bool:
+    """Return whether there is a manifest, intact or not."""
+    return os.path.lexists(folder / MANIFEST)
 
 
-def restore(path: Path, training: Training, run: str) -> float:
-    """Restore the state of a training run; return the seconds that it had taken. ``run`` is its digest."""
-    try:
-        with open_file(path) as file:
-            require_digest(file)
-            _require_undamaged(file)
-            state = _as_arrays(_loaded(file))
-        if state["run"] != run:
-            raise InputError(  # noqa: TRY301
-                f"Expected a checkpoint of this run in {path}, got that of another run; restore it, or "
-                "delete it to restart the run from its first step with the same seeds."
+def require_no_run_file(path: Path) -> None:
+    """Raise if a file that a command is asked to write is one of a run, or has the name of one in a run."""
+    names = MANIFEST, "provenance.json"  # each run has one of them from its start
+    is_run = any(os.path.lexists(path.with_name(name)) for name in names)
+    if is_run and path.name in (*RUN_FILES, *names):
+        raise InputError(
+            f"Expected {path} not to be a file of a run, but it belongs to the run in {path.parent}, which "
+            "would be damaged; choose another file."
+        )
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest atomically, after all other files of the run."""
+    files = {name: _digest_of(folder / name) for name in RUN_FILES if os.path.lexists(folder / name)}
+    values = {"schema_version": 1, "dpaudit_version": dpaudit.__version__, "files": files}
+    JsonCache(folder).write("manifest", {**values, "seal": digest(values)})
+
+
+def check_seal(folder: Path) -> Seal | None:
+    """Compare all files with the manifest; return None if there is none. Raise on the first that differs."""
+    if not is_sealed(folder):
+        return None
+    files, digest_of_manifest = _read_manifest(folder)
+    absent = []
+    for name in RUN_FILES:
+        path = folder / name
+        if name in files and name in PRIVATE_FILES and not os.path.lexists(path):
+            absent.append(name)
+        elif name in files:
+            _require_unchanged(path, files[name])
+        elif os.path.lexists(path):
+            raise InputError(
+                f"Expected no {name} in {folder}, because the run was sealed without it, but it was added "
+                "later; remove it."
             )
-        training.load_state_dict(state["training"])
-        _require(math.isfinite(state["seconds"]))
-        return float(state["seconds"])
-    except InputError as error:
-        if str(path) in str(error):
-            raise
-        raise _damaged(path) from error
-    except _DAMAGED as error:
-        raise_if_machine(error, f"Cannot read {path}")  # deleting an intact checkpoint would lose it
-        raise _damaged(path) from error
+    return Seal(digest_of_manifest, tuple(absent), _uncovered(folder))
 
 
-def _damaged(path: Path) -> InputError:
+def _uncovered(folder: Path) -> tuple[str, ...]:
+    """Return the names of files that are neither part of a run nor reports."""
+    expected = {*RUN_FILES, MANIFEST, "report.html", "report.md", "report.json"}
+    names = (path.name for path in folder.iterdir())
+    return tuple(sorted(name for name in names if name not in expected and not name.startswith(".")))
+
+
+def _read_manifest(folder: Path) -> tuple[Mapping[str, Any], str]:
+    """Return the digests of the files and that of the manifest itself."""
+    path = folder / MANIFEST
+    _require_file(path)
+    values = read_json(path)
+    stored = values.pop("seal", None)
+    files = values.get("files")
+    if not isinstance(files, Mapping) or "result.json" not in files or stored != digest(values):
+        raise InputError(f"Expected {path} to be as the run left it, but it has changed; {_AGAIN}.")
+    return files, str(stored)
+
+
+def _require_unchanged(path: Path, expected: object) -> None:
+    if not os.path.lexists(path):
+        raise InputError(f"Expected {path}, which manifest.json lists, but it is missing; {_AGAIN}.")
+    _require_file(path)
+    if _digest_of(path) != expected:
+        raise InputError(
+            f"Expected {path} to be as the run left it, but its SHA-256 is not that in manifest.json; "
+            f"{_AGAIN}."
+        )
+
+
+def require_files(folder: Path) -> None:
+    """Raise if a file of an unfinished run is a link: the run could be finished, but its seal is refused."""
+    for name in RUN_FILES:
+        if os.path.lexists(folder / name):
+            _require_file(folder / name, "restore it")
+
+
+def _require_file(path: Path, otherwise: str = _AGAIN) -> None:
+    """Raise for a link: its target can change without the directory."""
+    with reading(path):
+        mode = path.lstat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = "a link" if stat.S_ISLNK(mode) else "not a file"
+        raise InputError(f"Expected {path} to be a file of the run, but it is {kind}; {otherwise}.")
+
+
+def _digest_of(path: Path) -> str:
+    with reading(path), open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values of a JSON file with a checksum of them.
+
+    >>> require_checksum(Path("a.json"), with_checksum({"a": 1}))
+    {'a': 1}
+    """
+    return {**values, CHECKSUM: digest(values)}
+
+
+def require_checksum(
+    path: Path, values: Mapping[str, Any], otherwise: str = "choose another output directory"
+) -> dict[str, Any]:
+    """Return the values without their checksum; raise if it differs or is missing."""
+    content = {key: value for key, value in values.items() if key != CHECKSUM}
+    if values.get(CHECKSUM) != digest(content):
+        reason = "its checksum differs" if CHECKSUM in values else "it has no checksum"
+        raise InputError(
+            f"Expected {path} to be as the run wrote it, but {reason}; restore it or {otherwise}."
+        )
+    return content
+
+
+def with_digest(content: bytes) -> bytes:
+    """Return the content of a checkpoint, followed by its digest."""
+    return content + _TRAILER + hashlib.sha256(content).hexdigest().encode()
+
+
+def read_checkpoint(path: Path) -> bytes:
+    """Return the content of a checkpoint without its digest; raise if that differs or is missing."""
+    with reading(path), open_file(path) as file:
+        whole = file.read()
+    content, _, _ = whole.rpartition(_TRAILER)
+    if with_digest(content) != whole:
+        raise damaged_checkpoint(path)
+    return content
+
+
+def damaged_checkpoint(path: Path) -> InputError:
+    """Return the error for a checkpoint that cannot be resumed from."""
     return InputError(
-        f"Expected an intact checkpoint in {path}, but it is damaged; delete it to restart the run from "
-        "its first step with the same seeds."
+        f"Expected an intact checkpoint in {path}, but it is damaged; delete it to restart the run from its "
+        "first step with the same seeds."
     )
 
 
-def _require_undamaged(file: BinaryIO) -> None:
-    with zipfile.ZipFile(file) as packed:
-        # torch does not compress: an entry that decompresses to more than its size is not from torch
-        _require(all(entry.compress_type == zipfile.ZIP_STORED for entry in packed.infolist()))
-        _require(packed.testzip() is None)  # torch itself does not verify the checksums
-    file.seek(0)
+def check_unfinished(folder: Path) -> Iterator[str]:
+    """Check all files that a run is resumed from; yield what is stored."""
+    if not (folder / "config.json").exists():
+        raise InputError(
+            f"Expected {folder} to be the directory of a run, but there is neither a manifest.json nor a "
+            "config.json."
+        )
+    require_files(folder)
+    for name in ("config.json", "provenance.json", "canary.json"):
+        if (folder / name).exists():
+            require_checksum(folder / name, read_json(folder / name))
+    if (folder / "result.json").exists():
+        yield (
+            "There is no manifest.json: the run was interrupted before it was sealed, or the manifest was "
+            "removed. Its result.json was not checked; the same dpaudit run command computes it again from "
+            "the checkpoint or the stored trials, and seals it."
+        )
+    if not (folder / "provenance.json").exists():
+        yield "provenance.json is missing: the result will not say when the run was started."
+    if (folder / "checkpoint.pt").exists():
+        read_checkpoint(folder / "checkpoint.pt")
+        yield "Its checkpoint is intact."
+    if (folder / "trials.sqlite3").exists():
+        from dpaudit.experiments.trials._store import count_rows  # noqa: PLC0415  # of black-box audits only
 
-
-def _require(ok: bool) -> None:
-    if not ok:
-        raise zipfile.BadZipFile
-
-
-def _loaded(file: BinaryIO) -> Any:
-    """Load tensors, numbers and strings only: no code from the file is executed."""
-    with warnings.catch_warnings():
-        # torch warns about an unusual pickle protocol; what can be loaded is validated anyway
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.load(file, weights_only=True, map_location="cpu")
-
-
-def _as_tensors(value: Any) -> Any:
-    """Convert arrays to marked tensors, which ``torch.load`` accepts with ``weights_only``."""
-    if isinstance(value, np.ndarray):
-        return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value))}
-    if isinstance(value, Mapping):
-        return {key: _as_tensors(item) for key, item in value.items()}
-    return [_as_tensors(item) for item in value] if isinstance(value, list) else value
-
-
-def _as_arrays(value: Any) -> Any:
-    if isinstance(value, dict):
-        if _ARRAY in value:
-            return value[_ARRAY].numpy()
-        return {key: _as_arrays(item) for key, item in value.items()}
-    return [_as_arrays(item) for item in value] if isinstance(value, list) else value
+        yield f"The {count_rows(folder / 'trials.sqlite3'):,} stored trials are intact."

@@ -30,7 +30,7 @@ from dpaudit.experiments._analysis import (
     confidences,
     plain_values,
 )
-from dpaudit.experiments._seal import Seal, check_seal, check_unfinished, require_checksum
+from dpaudit.experiments._directory import Seal, check_seal, check_unfinished, require_checksum
 from dpaudit.methods import MethodComparison
 from dpaudit.stats import Power
 

@@ -6,25 +6,16 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from types import UnionType
 from typing import Any
 
-from dpaudit._provenance import digest, seed_digest
+from dpaudit._provenance import digest, seed_digest, spawn_seed
 from dpaudit.accounting import noise_for_epsilon
 from dpaudit.errors import InputError
 from dpaudit.experiments.config import Config
 from dpaudit.experiments.config._schema import FunctionModel, TrainingConfig
-from dpaudit.experiments.trials._trial_plan import source_digest, spawn_seed
+from dpaudit.experiments.trials._trial_plan import source_digest
 from dpaudit.training import Seeds
 from dpaudit.training.data import Dataset
-
-_KINDS: dict[str, type | UnionType] = {
-    "noise_multiplier": int | float,
-    "sample_rate": int | float,
-    "num_examples": int,
-    "data_digest": str,
-    "seed": int,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +55,19 @@ class Resolved:
             "seeds": {name: seed_digest(name, seed) for name, seed in seeds.items()},
         }
 
+    def run_digest(self, config: Config) -> str:
+        """Return the digest by which files know their run: of the config, the data and the seeds."""
+        return digest([config.identity(), self.to_dict()])
+
     @classmethod
-    def from_dict(cls, values: object, source: str = "the config.json of the run") -> Resolved:
+    def from_dict(cls, stored: Mapping[str, Any], source: str = "the config.json of the run") -> Resolved:
         """Return the object that :meth:`to_dict` serialized; errors name ``source``."""
-        stored = values if isinstance(values, Mapping) else {}
         missing = [name for name in cls.__dataclass_fields__ if name not in stored]
         if missing:
             raise InputError(
                 f"Expected {', '.join(missing)} in {source}, got none: the run was started by another "
                 "version of dpaudit; choose another output directory."
             )
-        for name, kind in _KINDS.items():
-            if isinstance(stored[name], bool) or not isinstance(stored[name], kind):
-                raise InputError(
-                    f"Expected a valid {name} in {source}, got {type(stored[name]).__name__}: the file was "
-                    "modified; choose another output directory."
-                )
         return cls(**{name: stored[name] for name in cls.__dataclass_fields__})
 
 

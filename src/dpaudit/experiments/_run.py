@@ -14,13 +14,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpaudit._io import read_json
 from dpaudit.canaries import ThreatModel
 from dpaudit.errors import InputError
 from dpaudit.experiments._analysis import RESULT_SCHEMA, RunScores, compare, plain_values
-from dpaudit.experiments._build import build, load_data
-from dpaudit.experiments._directory import RunDirectory
-from dpaudit.experiments._listener import Listener, Progress, Running, ignore
-from dpaudit.experiments._loop import Trainable, Trained, summary, train
+from dpaudit.experiments._build import Experiment, build, load_data
+from dpaudit.experiments._directory import MANIFEST, RunDirectory
+from dpaudit.experiments._loop import (
+    Listener,
+    Progress,
+    Running,
+    Trained,
+    ignore,
+    summary,
+    train,
+)
+from dpaudit.experiments._recompute import verify_finished
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data, resolve
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, run_many
 from dpaudit.experiments.config import Config
@@ -61,16 +70,17 @@ def run(
     listener = Listener(message=say, step=watch, crafting=crafting, trials=trials)
     directory = RunDirectory(config.output)
     with directory.locked():
-        resolved = directory.resolved(config)
-        if resolved is not None:
+        stored, resolved = directory.resolved(config), None
+        if stored is not None:
+            resolved = Resolved.from_dict(stored, str(directory.path / "config.json"))
             require_same_code(resolved, config)
-        stored = None if resolved is None else directory.result()
-        if stored is not None and not (retry_failed and stored.values.get("num_failed")):
-            return Outcome(stored.values, was_finished=True, seal=stored.seal.digest, remarks=stored.remarks)
-        if resolved is not None:
+            finished = verify_finished(directory.path) if directory.has_result else None
+            if finished is not None and not (retry_failed and finished.values.get("num_failed")):
+                seal, remarks = finished.seal.digest, finished.remarks
+                return Outcome(finished.values, was_finished=True, seal=seal, remarks=remarks)
             directory.require_own_files(config)
         values = _run_training(config, directory, resolved, listener, retry_failed=retry_failed)
-        return Outcome(values, was_finished=False, seal=directory.seal_digest())
+        return Outcome(values, was_finished=False, seal=read_json(directory.path / MANIFEST)["seal"])
 
 
 def rehearse(
@@ -92,9 +102,9 @@ def rehearse(
         )
     if keep:
         RunDirectory(config.output).resolved(config)  # raises if there is another run, or a file of one
-    listener, data = Listener(step=watch, crafting=crafting), load_data(config.data)
+    listener, data = Listener(step=watch), load_data(config.data)
     resolved = resolve(config, data[0])
-    experiment = build(config, resolved, data, listener)
+    experiment = build(config, resolved, data, crafting)
     values = _outcome(experiment, train(experiment, None, listener))
     if keep:
         return RunDirectory(config.output).replace(config, resolved, _arrays(experiment), values)
@@ -128,11 +138,11 @@ def _run_training(
     if isinstance(config.audit, ManyRunsConfig):
         runs = ManyRuns(config=config, resolved=resolved, data=data)
         return run_many(runs, directory, begin=begin, listener=listener, retry_failed=retry_failed)
-    experiment: Trainable
+    experiment: Experiment | FinalModel
     if config.threat_model == ThreatModel.BLACK_BOX.value:
         experiment, methods = FinalModel.of(config, resolved, data), ""
     else:
-        experiment, methods = build(config, resolved, data, listener), " of all methods"
+        experiment, methods = build(config, resolved, data, listener.crafting), " of all methods"
     begin()
     listener.message("Training")
     trained = train(experiment, directory.checkpoint, listener)
@@ -142,7 +152,7 @@ def _run_training(
     return directory.finish(config, resolved, _arrays(experiment), _outcome(experiment, trained))
 
 
-def _arrays(experiment: Trainable) -> dict[str, np.ndarray]:
+def _arrays(experiment: Experiment | FinalModel) -> dict[str, np.ndarray]:
     """Return the recorded observations, keyed by file name."""
     if isinstance(experiment, FinalModel):
         return {"scores": experiment.scores, "present": experiment.present}
@@ -152,7 +162,7 @@ def _arrays(experiment: Trainable) -> dict[str, np.ndarray]:
     return {"scores": state["scores"], "present": state["present"]}
 
 
-def _outcome(experiment: Trainable, trained: Trained) -> dict[str, Any]:
+def _outcome(experiment: Experiment | FinalModel, trained: Trained) -> dict[str, Any]:
     """Return the verdict, all bounds, power, tests of the noise, accuracy and timing."""
     started, about = time.monotonic(), summary(experiment, trained)
     scores = RunScores(_arrays(experiment), about, experiment.config.identity()["audit"])

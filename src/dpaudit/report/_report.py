@@ -22,8 +22,8 @@ from dpaudit import _io
 from dpaudit._io import read_json
 from dpaudit.errors import InputError
 from dpaudit.experiments._analysis import RunScores
+from dpaudit.experiments._directory import check_seal, require_checksum, require_no_run_file
 from dpaudit.experiments._recompute import remarks_on
-from dpaudit.experiments._seal import check_seal, require_checksum, require_no_run_file
 from dpaudit.report._page import (
     COMPARISON_HEADER,
     comparison_row,

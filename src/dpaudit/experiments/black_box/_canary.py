@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from dpaudit import _io
 from dpaudit._interrupts import raise_if_machine
-from dpaudit._io import NOT_AN_ARRAY, map_array, open_file
+from dpaudit._io import NOT_AN_ARRAY, map_array, open_file, reading
+from dpaudit._provenance import spawn_seed
 from dpaudit._torch._crafting import Crafting
 from dpaudit._types import BoolArray
 from dpaudit.canaries import Blank, Mislabelled
 from dpaudit.errors import InputError
-from dpaudit.experiments._seal import require_checksum, with_checksum
+from dpaudit.experiments._directory import require_checksum, with_checksum
 from dpaudit.experiments.config._schema import ClipBkdConfig, ExampleConfig, GivenConfig, PretrainedConfig
-from dpaudit.experiments.trials._trial_plan import spawn_seed
 from dpaudit.training import initialize
 from dpaudit.training.data import Dataset, HeldOutData, as_inputs
 from dpaudit.training.ensemble import Example, clip_bkd, pretrained_weights, with_weights
@@ -82,27 +82,20 @@ class SharedCanary:
         if not path.exists():
             return None
         try:
-            with open_file(path) as file:
-                values = json.load(file)
-            _require_own(path, values, run)
-            return cls.from_dict(values)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as error:
-            if isinstance(error, InputError) and str(path) in str(error):
+            with reading(path), open_file(path) as file:
+                values = require_checksum(path, json.load(file), "delete it to compute it again")
+        except (ValueError, AttributeError) as error:
+            if isinstance(error, InputError):
                 raise
-            if isinstance(error, OSError):
-                raise_if_machine(error, f"Cannot read {path}")
             raise InputError(
                 f"Expected the canary of the run in {path}, but it cannot be read: {error}."
             ) from error
-
-
-def _require_own(path: Path, values: Mapping[str, Any], run: str) -> None:
-    """Raise if the file was edited or is that of another run, which nothing else shows before a trial."""
-    if require_checksum(path, values, "delete it to compute it again")["run"] != run:
-        raise InputError(
-            f"Expected the canary of this run in {path}, got that of another run; restore it or delete it to "
-            "compute it again."
-        )
+        if values["run"] != run:  # nothing else shows this before a trial
+            raise InputError(
+                f"Expected the canary of this run in {path}, got that of another run; restore it or delete "
+                "it to compute it again."
+            )
+        return cls.from_dict(values)
 
 
 def as_data(held_out: HeldOutData) -> Dataset:

@@ -35,8 +35,8 @@ from dpaudit.experiments._build import (
     settings_of,
     split_held_out,
 )
-from dpaudit.experiments._directory import RunDirectory, run_digest
-from dpaudit.experiments._listener import Listener, Running
+from dpaudit.experiments._directory import RunDirectory
+from dpaudit.experiments._loop import Listener, Running
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data
 from dpaudit.experiments.black_box._canary import SharedCanary, canary_for, first_weights
 from dpaudit.experiments.black_box._final_model import SCORES
@@ -83,7 +83,7 @@ def run_many(
     retry_failed: bool = False,
 ) -> dict[str, Any]:
     """Train the missing models and return the result. ``begin`` is called before training starts."""
-    run = run_digest(runs.config, runs.resolved)
+    run = runs.resolved.run_digest(runs.config)
     stored = SharedCanary.read(directory.path, run)
     runs = replace(runs, stored=stored or runs.shared)
     plan = TrialPlan(

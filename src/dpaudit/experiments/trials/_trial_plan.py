@@ -17,11 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-
 from dpaudit import _validate
 from dpaudit._interrupts import raise_if_machine
 from dpaudit._io import open_file
+from dpaudit._provenance import spawn_seed
 from dpaudit.errors import DpauditError, InputError
 
 # dpaudit's own targets. Their names are part of a stored run's identity and must not change when code moves.
@@ -53,12 +52,6 @@ class Trial:
         """
         # branch 1 of the run's seed is the audit's
         return cls(number, spawn_seed(seed, 2, number), number % 2 == 1)
-
-
-def spawn_seed(seed: int, *branch: int) -> int:
-    """Return the 128-bit seed of a branch of a run's seed."""
-    words = np.random.SeedSequence(seed, spawn_key=branch).generate_state(4, np.uint32)
-    return int.from_bytes(words.astype("<u4").tobytes(), "little")
 
 
 Group: TypeAlias = tuple[Trial, ...]
