@@ -1,34 +1,178 @@
-"""Tests of noise that takes too few values: drawn in low precision, on a grid, from a table, or reused.
+"""The numbers of noise and releases: their formats, grids, and noise that takes too few values.
 
-The low bits of a release whose noise is on a lattice reveal the sum. Numbers that are equal, up to the
-precision of the release, are counted among all steps and coordinates, whatever their places and signs.
+The low bits of a release whose noise is on a lattice reveal the sum: noise that is drawn in low precision, on
+a grid, from a table, or reused. Numbers that are equal, up to the precision of the release, are counted among
+all steps and coordinates, whatever their places and signs.
 
 A release that is itself stored in low precision has ties too, but its final rounding hides the lattice of the
-noise from everybody, and so does rounding to a grid. Both are recognized by their numbers
-(``_number_formats``); ties are then not tested.
+noise from everybody, and so does rounding to a grid. Both are recognized by their numbers, because the data
+type of an array does not show in which precision they were computed; ties are then not tested.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.diagnostics._noise_record import NoiseRecord
-from dpaudit.diagnostics._number_formats import FLOAT16, SINGLE
+from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics._p_values import Check, bonferroni
 
+if TYPE_CHECKING:
+    from dpaudit.diagnostics._noise_record import NoiseRecord
+
+BFLOAT16, FLOAT16, SINGLE, DOUBLE = 2.0**-7, 2.0**-10, 2.0**-23, 2.0**-52  # relative precision
+GRID_ERROR = 0.75
+"""The error of a number on a grid, in spacings: half of it, with a margin for the sum."""
+
+_GRID_SAMPLE, _MIN_SAMPLE = 8192, 64  # numbers by which a grid is found
+_ON_GRID = 1 / 8  # largest distance of a number from the grid, in spacings
 # Noise in single precision is legitimate in any release. Half the distance of its numbers, with a margin; the
 # 2^23 numbers that jax.random.normal returns are farther apart, but the slack below covers them.
 _SINGLE_ERROR = 1.5 * SINGLE / 2
 _MAX_ERROR = 2.0**-14  # in claimed standard deviations: coarser numbers are not tested
 _NUM_BLOCKS, _MIN_BLOCKS, _MIN_BLOCK = 128, 4, 64
-_CODES, _EXPONENT_BIAS = 64, 48  # exponents of errors from -48 to 15
-_FRACTION_BITS, _DOUBLE_BIAS = 52, 1022  # of double precision; numbers with exponent 0 are from 1/2 to 1
 _MAX_NUMBERS, _MAX_PAIRS = 2**19, 2**15
 _DISTANCES = (1, 8)  # distances of two numbers that one Box-Muller transformation returns; 8 in torch
+
+
+class FormatCheck:
+    """The least precise format, at each coordinate, that can hold all releases so far.
+
+    Numbers in fixed point may fit into a floating-point format by accident, but do not use its precision: in
+    a floating-point format, small numbers are more precise than large ones.
+    """
+
+    def __init__(self) -> None:
+        self._is_bfloat16 = self._is_float16 = self._is_single = np.ones(0, dtype=np.bool_)
+        self._largest = np.zeros(0)
+        self._finest = np.zeros(0)  # the lowest bit that is set, where a format of 16 bits is possible
+        self._sample = np.zeros(0)  # the first numbers, until it is decided whether they are on a grid
+        self._spacing = np.full(1, np.nan)  # of the grid; not a number if undecided, 0 without a grid
+
+    def observe(self, released: FloatArray) -> None:
+        """Add releases of steps exactly as they were returned, before they are multiplied by anything."""
+        if self.is_empty:
+            width = released.shape[1]
+            self._is_single, self._is_float16, self._is_bfloat16 = np.ones((3, width), dtype=np.bool_)
+            self._largest, self._finest = np.zeros(width), np.full(width, np.inf)
+        for row in released if np.isnan(self._spacing[0]) else released[None]:
+            self._observe_grid(row)
+        self._largest = np.maximum(self._largest, np.abs(released).max(axis=0))
+        with np.errstate(over="ignore"):
+            single = released.astype(np.float32)
+            self._is_single &= (single == released).all(axis=0)
+            is_possible = self._is_single & (self._is_float16 | self._is_bfloat16)
+            if is_possible.any():  # hardly anywhere, after one step
+                self._is_float16 &= (single.astype(np.float16) == single).all(axis=0)
+        if is_possible.any():
+            self._is_bfloat16 &= ((single.view(np.uint32) & 0xFFFF) == 0).all(axis=0)
+            finest = np.where(released == 0, np.inf, _lowest_bits(released)).min(axis=0)
+            self._finest = np.minimum(self._finest, finest)
+        self._is_float16 &= self._is_single
+        self._is_bfloat16 &= self._is_single
+        self._finest[~(self._is_float16 | self._is_bfloat16)] = np.inf
+
+    def _observe_grid(self, values: FloatArray) -> None:
+        if np.isnan(self._spacing[0]):
+            self._sample = np.concatenate([self._sample, values.ravel()])
+            if self._sample.size >= _GRID_SAMPLE:
+                self._spacing[0], self._sample = _find_spacing(self._sample), np.zeros(0)
+        elif self._spacing[0] > 0 and _off_grid(values, float(self._spacing[0])).any():
+            self._spacing[0] = 0.0
+
+    def grid(self, noise: ScoreArray, unit: float) -> float:
+        """Return the spacing of the grid on which all releases are, in units of the noise; 0 if none.
+
+        ``unit`` is what 1 in a release is in units of the ``noise``. If the noise is on the same grid, so is
+        the sum: then there may be no other rounding than that of the noise.
+        """
+        spacing_found = float(self._spacing[0])
+        spacing = unit * (_find_spacing(self._sample) if np.isnan(spacing_found) else spacing_found)
+        coarsest = 0.07  # claimed standard deviations: a coarser grid could hide that noise is missing
+        if not 0 < spacing <= coarsest:
+            return 0.0
+        same_grid = 1 / 64  # the same for noise, if the sum is on the grid too
+        off_share = 0.01  # of the noise, below which the sum itself is on the grid
+        return spacing if _off_grid(noise, spacing, same_grid).mean() > off_share else 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no release was observed."""
+        return self._is_single.size == 0
+
+    def precision(self, leaves: Sequence[int]) -> FloatArray:
+        """Return the relative precision at each coordinate: that of the numbers of its whole leaf.
+
+        A single coordinate may have no contribution other than the noise, whose own lattice would then be
+        taken for that of the release.
+        """
+        sizes = np.asarray([size for size in leaves if size > 0])
+        starts = np.cumsum(sizes) - sizes
+        largest = np.maximum.reduceat(self._largest, starts)
+        finest = np.minimum.reduceat(self._finest, starts)
+        precisions = np.full(sizes.size, DOUBLE)
+        precisions[np.logical_and.reduceat(self._is_single, starts) | (largest == 0)] = SINGLE
+        finer = 16.0  # times as precise as the largest is certainly the smallest of a few hundred numbers
+        subnormal = 2.0**-24  # the smallest number in float16, where it is a fixed-point format
+        for flags, eps in ((self._is_float16, FLOAT16), (self._is_bfloat16, BFLOAT16)):
+            spacing = eps * np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0))))
+            is_floating = (finest < spacing / finer) | (finest <= subnormal)
+            precisions[np.logical_and.reduceat(flags, starts) & is_floating] = eps
+        return np.repeat(precisions, sizes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, for ``load_state_dict``."""
+        return {name: value.copy() for name, value in vars(self).items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a ``state_dict``."""
+        vars(self).update({name: np.array(value) for name, value in state.items()})
+
+
+def _find_spacing(values: FloatArray) -> float:
+    """Return the spacing of the grid on which all numbers are; 0 if there is none or they are too few."""
+    ordered = np.unique(np.abs(values))
+    gaps = np.diff(ordered, prepend=0.0)
+    gaps = gaps[gaps > SINGLE * ordered[-1:].max(initial=0.0)]  # smaller ones may be rounding errors
+    if values.size < _MIN_SAMPLE or gaps.size == 0:
+        return 0.0
+    max_divisor = 4  # the smallest gap between two numbers may be a small multiple of the spacing
+    for divisor in range(1, max_divisor + 1):
+        spacing = _refined(ordered, float(gaps.min()) / divisor)
+        if not _off_grid(ordered, spacing).any():
+            return spacing
+    return 0.0
+
+
+def _refined(ordered: FloatArray, spacing: float) -> float:
+    """Return the spacing that fits best: small multiples first, as a small error adds up in large ones."""
+    limit = 16 * spacing
+    while True:
+        near = ordered[: np.searchsorted(ordered, limit)]
+        multiples = np.rint(near / spacing)
+        if multiples.any():
+            spacing = float((near * multiples).sum() / (multiples * multiples).sum())
+        if limit > ordered[-1]:
+            return spacing
+        limit *= 16
+
+
+def _off_grid(values: ScoreArray, spacing: float, tolerance: float = _ON_GRID) -> BoolArray:
+    """Return which numbers are clearly not multiples of the spacing."""
+    multiples = values / spacing
+    is_off: BoolArray = np.abs(multiples - np.rint(multiples)) > tolerance
+    return is_off
+
+
+def _lowest_bits(values: FloatArray) -> FloatArray:
+    """Return the value of the lowest bit that is set in each number of at most 24 bits."""
+    fractions, exponents = np.frexp(values)
+    whole = np.abs(np.ldexp(fractions, 24)).astype(np.int64)
+    bits: FloatArray = np.ldexp((whole & -whole).astype(np.float64), exponents - 24)
+    return bits
 
 
 def tied_noise(record: NoiseRecord) -> Check | None:
@@ -39,12 +183,12 @@ def tied_noise(record: NoiseRecord) -> Check | None:
     """
     stride = -(-record.rows.size // _MAX_NUMBERS)
     rows, errors = _with_errors(record, slice(None, None, stride))
-    values, order = np.abs(rows, out=rows).ravel(), errors.ravel()
-    is_tested = _is_tested(values, order)
-    p_value, share, count = _tie_p_value(values[is_tested], order[is_tested])
+    values, errors = np.abs(rows, out=rows).ravel(), errors.ravel()
+    is_tested = _is_tested(values, errors)
+    p_value, share, count = _tie_p_value(values[is_tested], errors[is_tested])
     if count == 0:
         return None
-    grid = _grid(values[is_tested], order[is_tested]) if p_value < 1e-3 else None  # or needs no explanation
+    grid = _find_spacing(values[is_tested]) if p_value < 1e-3 else 0.0  # or needs no explanation
     where = (
         f": all of it is on a grid with a spacing of {grid:.2g} claimed standard deviations" if grid else ""
     )
@@ -155,27 +299,11 @@ def _sorted(values: FloatArray, errors: FloatArray) -> tuple[FloatArray, FloatAr
     The exponent of an error replaces the lowest bits of its number, whose bits are in the same order as the
     number itself: sorting these integers is many times faster than sorting indices.
     """
-    exponents = (errors.view(np.int64) >> _FRACTION_BITS) - (_DOUBLE_BIAS - _EXPONENT_BIAS)
-    codes = np.clip(exponents, 0, _CODES - 1, out=exponents).view(np.uint64)
-    keys = values.view(np.uint64) & ~np.uint64(_CODES - 1)
-    keys |= codes
-    keys = _sorted_keys(keys, values)
-    codes = keys & np.uint64(_CODES - 1)
-    table = np.ldexp(1.0, np.arange(_CODES) - _EXPONENT_BIAS)
-    return (keys - codes).view(np.float64), table[codes.astype(np.int64)]
-
-
-def _sorted_keys(keys: npt.NDArray[np.uint64], values: FloatArray) -> npt.NDArray[np.uint64]:
-    """Return the keys of nonnegative numbers in order.
-
-    Sorting them first by 16 bits, for which there is a radix sort, takes half the time: what remains is to
-    sort within short runs.
-    """
-    places_per_unit = 2.0**14  # places on which numbers are sorted first
-    places = np.minimum(values * places_per_unit, 2.0**16 - 1).astype(np.uint16)
-    ordered = keys[np.argsort(places, kind="stable")]
-    ordered.sort(kind="stable")
-    return ordered
+    lowest, mask = -48, np.uint64(63)  # exponents of errors from -48 to 15
+    codes = np.clip(np.frexp(errors)[1] - lowest, 0, 63).astype(np.uint64)
+    keys = np.sort((values.view(np.uint64) & ~mask) | codes)
+    codes = keys & mask
+    return (keys - codes).view(np.float64), np.ldexp(1.0, codes.astype(np.int64) + lowest)
 
 
 def _poisson_p_value(count: float, mean: float) -> float:
@@ -183,25 +311,6 @@ def _poisson_p_value(count: float, mean: float) -> float:
     if count <= mean:
         return 1.0
     return math.exp(min(0.0, count - mean - count * math.log(count / mean)))
-
-
-def _grid(values: FloatArray, errors: FloatArray) -> float | None:
-    """Return the spacing of the grid on which all numbers are, if there is one."""
-    ordered, tolerance = _sorted(values, errors)
-    gaps = np.diff(ordered)
-    distinct = gaps[gaps > 4 * (tolerance[:-1] + tolerance[1:])]
-    if distinct.size < 8:
-        return None
-    spacing = float(np.quantile(distinct, 0.1))
-    near = ordered[: max(16, np.searchsorted(ordered, 64 * spacing))]
-    near = near[near > spacing / 2]
-    if near.size == 0:
-        return None
-    for _ in range(3):  # refine: the first estimate has a rounding error
-        multiples = np.rint(near / spacing)
-        spacing = float((near * multiples).sum() / (multiples * multiples).sum())
-    off = np.abs(near - spacing * np.rint(near / spacing))
-    return spacing if (off < spacing / 16).all() else None
 
 
 def _pairs(record: NoiseRecord, width: int) -> list[tuple[str, IntArray, IntArray]]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._coordinate_layout import Layout, Leaves
-from dpaudit.diagnostics._number_formats import FLOAT16, GRID_ERROR, SINGLE, FormatCheck
+from dpaudit.diagnostics._lattice_tests import FLOAT16, GRID_ERROR, SINGLE, FormatCheck
 from dpaudit.diagnostics._p_values import RESOLUTION, EndRows, sure_signs
 from dpaudit.diagnostics._step import NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError, quoted
@@ -103,7 +103,7 @@ class NoiseLog:
         self._rounding = max(self._rounding, rounding)
         has_releases, eps = all(step.released is not None for step in steps), steps[-1].eps
         if has_releases:
-            self._formats.observe_steps(self._sketch([step.released for step in steps], "released"))
+            self._formats.observe(self._sketch([step.released for step in steps], "released"))
             self._unit = steps[-1].release_unit if steps[-1].release_unit is not None else self._unit
         elif eps is None:
             self._unexplained_rounding = max(self._unexplained_rounding, rounding)
