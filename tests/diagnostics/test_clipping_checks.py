@@ -205,9 +205,9 @@ def test_a_slightly_larger_norm_is_most_certain_in_all_long_canaries_together() 
         lengths=np.array([1.5, 10.0, 1e3, 1.5, 10.0, 0.5]),
         parameters=np.full(6, -1),
     )
-    best = max(arrival_cells(found, std=1.0), key=lambda cell: cell.z)
+    best = max(arrival_cells(found, 1.0, ("single", "dense"), ()), key=lambda cell: cell.above(1.0))
     assert best.count == np.count_nonzero(present[:, :5])
-    assert "canaries longer than the clipping norm reach" in best.sentence(("single", "dense"), ())
+    assert "canaries longer than the clipping norm reach" in best.sentence
 
 
 def test_a_canary_that_does_not_arrive_is_a_note_and_no_finding() -> None:

@@ -320,8 +320,7 @@ def _mixture(scores: CanaryScoreTable) -> Candidate:
     If rows are skipped, a long canary arrives either as it is or clipped, so that its scores vary.
     """
     longest = scores.lengths == scores.lengths.max()
-    count = max(float(scores.counts[longest].sum()), 1.0)
-    mean, square = (float(sums[longest].sum()) / count for sums in (scores.totals, scores.squares))
+    mean, square = scores.mean("totals", longest), scores.mean("squares", longest)
     if square > 1.5 * mean**2:  # the scores are not all alike
         return Candidate(
             SKIPPED_ROWS, lambda batch, share: (1 - share) * _limit(batch.norms()) + share, _SHARES

@@ -80,61 +80,49 @@ class CanaryScoreTable:
         """The clipped length of each canary."""
         return np.minimum(self.lengths, 1.0)
 
+    def mean(self, name: str, chosen: BoolArray) -> float:
+        """Return the mean of a moment, such as ``absent_squares``, over the chosen canaries and all steps."""
+        counts = self.absent_counts if name.startswith("absent") else self.counts
+        return float(getattr(self, name)[chosen].sum()) / max(float(counts[chosen].sum()), 1.0)
+
     def absent_std(self, chosen: BoolArray) -> float:
         """Return the standard deviation of the scores of absent canaries.
 
         If it is that of a few steps with much more noise than the others, it is uncertain, and increased as
         Student's quantile is above the normal one.
         """
-        count, mean, square = self._absent_moments(chosen)
-        std = float(max(square - mean**2, 0.0) ** 0.5)
-        share = self._even_share(chosen)
+        variance = self.mean("absent_squares", chosen) - self.mean("absent_totals", chosen) ** 2
+        std, share = float(max(variance, 0.0) ** 0.5), self._even_share(chosen)
         if share > _FEW_LARGE:
             return std
-        return std * float(scipy.stats.t.isf(_RARE_TAIL, share * count) / scipy.stats.norm.isf(_RARE_TAIL))
+        freedom = share * max(float(self.absent_counts[chosen].sum()), 1.0)
+        return std * float(scipy.stats.t.isf(_RARE_TAIL, freedom) / scipy.stats.norm.isf(_RARE_TAIL))
 
     def present_std(self, chosen: BoolArray) -> float:
         """Return how far scores of present canaries are from the limit, if few of all scores matter; or 0."""
         if self._even_share(np.ones_like(chosen)) > _FEW_LARGE:
             return 0.0
-        count = max(float(self.counts[chosen].sum()), 1.0)
-        mean, square = (float(sums[chosen].sum()) / count for sums in (self.totals, self.squares))
+        mean, square = self.mean("totals", chosen), self.mean("squares", chosen)
         return float(max(square - 2 * _LIMIT * mean + _LIMIT**2, 0.0) ** 0.5)  # rounding may be below 0
-
-    def _absent_moments(self, chosen: BoolArray) -> tuple[float, float, float]:
-        count = max(float(self.absent_counts[chosen].sum()), 1.0)
-        return (
-            count,
-            float(self.absent_totals[chosen].sum()) / count,
-            float(self.absent_squares[chosen].sum()) / count,
-        )
 
     def _even_share(self, chosen: BoolArray) -> float:
         """Return which share of the scores matters: about 1 for normal scores of one scale."""
-        count, _, square = self._absent_moments(chosen)
-        fourth = float(self.absent_fourths[chosen].sum()) / count
+        square, fourth = self.mean("absent_squares", chosen), self.mean("absent_fourths", chosen)
         return 3 * square**2 / fourth if fourth > 0 else 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ArrivalCell:
     """The mean score of present canaries that have something in common."""
 
-    shape: int | None
-    length: float | None
-    parameter: int | None
+    words: str
+    """Which canaries these are."""
     count: float
     mean: float
     expected: float
     std: float
     absent_mean: float = 0.0
     absent_count: float = 0.0
-    rows: str = ""
-
-    @property
-    def z(self) -> float:
-        """By how many standard errors more arrived than the clipping norm, whatever the length before."""
-        return self.above(_LIMIT)
 
     def above(self, length: float) -> float:
         """Return by how many standard errors more arrived than this length, in clipping norms."""
@@ -146,80 +134,72 @@ class ArrivalCell:
         is_sure = self.absent_mean * self.absent_count**0.5 > Z_CERTAIN * self.std
         return is_sure and self.absent_mean > (self.mean - _LIMIT) / 2
 
-    def sentence(self, shapes: Sequence[str], names: Sequence[str]) -> str:
-        """Describe what arrived."""
-        what = "canaries" if self.shape is None else f"{_ADJECTIVES[shapes[self.shape]]} canaries"
-        is_short = round(self.expected, 6) < _SHORTER
-        long = f"{'shorter' if is_short else 'longer'} than the clipping norm"
-        if self.length is not None:
-            long = f"of {self.length:,g} clipping norms"
-        where = "" if self.parameter is None else f" in {names[self.parameter]}"
-        where += self.rows and f" in steps with {self.rows}"
-        return (
-            f"{what} {long}{where} reach the release at {self.mean:.3g} clipping norms on average, more than "
-            f"the {_LIMIT:g} that clipping allows."
-        )
+    @property
+    def is_short(self) -> bool:
+        """Whether these canaries are shorter than the clipping norm."""
+        return round(self.expected, 6) < _SHORTER
+
+    @property
+    def arrived(self) -> str:
+        """What arrived, as the beginning of a sentence."""
+        return f"{self.words} reach the release at {self.mean:.3g} clipping norms on average"
+
+    @property
+    def sentence(self) -> str:
+        """The finding, if what arrived is too much."""
+        return f"{self.arrived}, more than the {_LIMIT:g} that clipping allows."
 
 
 _ADJECTIVES = {
-    "single": "single-coordinate",
-    "dense": "spread",
-    "block": "one-parameter",
-    "row": "one-row",
+    "single": "single-coordinate ",
+    "dense": "spread ",
+    "block": "one-parameter ",
+    "row": "one-row ",
 }
 
 
-def arrival_cells(table: CanaryScoreTable, std: float) -> list[ArrivalCell]:
+def arrival_cells(
+    table: CanaryScoreTable, std: float, shapes: Sequence[str], names: Sequence[str]
+) -> list[ArrivalCell]:
     """Return the cells: all, shape x length, length, shape, and shape x parameter, short canaries apart.
 
     ``std`` is the claimed standard deviation of a score; if the noise is larger, so is that of a cell.
+    ``shapes`` and ``names`` are those of the shapes of canaries and of parameters.
     """
     is_short = table.lengths < _SHORTER
+    long, short = (f"{word} than the clipping norm" for word in ("longer", "shorter"))
+    kinds = {shape: f"{_ADJECTIVES[shapes[shape]]}canaries" for shape in np.unique(table.shapes)}
     std = max(std, table.absent_std(np.ones(table.lengths.size, dtype=np.bool_)))
-    cells = [_cell(table, ~is_short, std)]
+    groups = [(f"canaries {long}", ~is_short, std)]
     for length in np.unique(table.lengths):
-        of_length = table.lengths == length
-        cells.append(_cell(table, of_length, std, length=float(length)))
-        for shape in np.unique(table.shapes[of_length]):
-            of_both = of_length & (table.shapes == shape)
-            cells.append(_cell(table, of_both, std, shape=int(shape), length=float(length)))
-    cells += [
-        _cell(table, (table.shapes == shape) & ~is_short, std, shape=int(shape))
-        for shape in np.unique(table.shapes)
-    ]
+        of_length, of_words = table.lengths == length, f"of {length:,g} clipping norms"
+        groups.append((f"canaries {of_words}", of_length, std))
+        groups += [
+            (f"{kind} {of_words}", of_length & (table.shapes == shape), std) for shape, kind in kinds.items()
+        ]
+    groups += [(f"{kind} {long}", (table.shapes == shape) & ~is_short, std) for shape, kind in kinds.items()]
     for parameter in np.unique(table.parameters[table.parameters >= 0]):
         inside = table.parameters == parameter
         std_inside = max(std, table.absent_std(inside))
-        for shape in np.unique(table.shapes[inside]):
-            for short in (False, True):
-                chosen = inside & (table.shapes == shape) & (is_short == short)
-                cells.append(_cell(table, chosen, std_inside, shape=int(shape), parameter=int(parameter)))
-    return [cell for cell in cells if cell.count]
+        groups += [
+            (f"{kind} {words} in {names[parameter]}", inside & (table.shapes == shape) & chosen, std_inside)
+            for shape, kind in kinds.items()
+            for words, chosen in ((long, ~is_short), (short, is_short))
+        ]
+    return [_cell(table, *group) for group in groups if table.counts[group[1]].any()]
 
 
-def _cell(
-    table: CanaryScoreTable,
-    chosen: BoolArray,
-    std: float,
-    *,
-    shape: int | None = None,
-    length: float | None = None,
-    parameter: int | None = None,
-) -> ArrivalCell:
+def _cell(table: CanaryScoreTable, words: str, chosen: BoolArray, std: float) -> ArrivalCell:
     count = float(table.counts[chosen].sum())
-    weights = table.counts[chosen] / max(count, 1.0)
-    absent = float(table.absent_counts[chosen].sum())
     return ArrivalCell(
-        shape=shape,
-        length=length,
-        parameter=parameter,
+        words=words,
         count=count,
-        mean=float(table.totals[chosen].sum()) / max(count, 1.0),
-        expected=float(weights @ table.expected[chosen]),
+        mean=table.mean("totals", chosen),
+        expected=float(table.counts[chosen] / count @ table.expected[chosen]),
         # noise may differ between parameters and between steps
         std=max(std, table.absent_std(chosen), table.present_std(chosen)),
-        absent_mean=float(table.absent_totals[chosen].sum()) / max(absent, 1.0),
-        absent_count=absent,
+        absent_mean=table.mean("absent_totals", chosen),
+        absent_count=float(table.absent_counts[chosen].sum()),
     )
 
 
@@ -243,15 +223,10 @@ class StepArrivals:
         """Sum the scores of each step (all arrays but ``rows`` are steps x canaries)."""
         values, numbers = np.unique(lengths[:_AT_ONCE][lengths[:_AT_ONCE] >= _SHORTER], return_counts=True)
         usual = values[numbers.argmax()] if values.size else np.nan
-        sums = np.concatenate(  # a few steps at a time, which fit into the cache
-            [
-                cls._sums(scores[steps], present[steps], lengths[steps], usual)
-                for first in range(0, len(scores), _AT_ONCE)
-                for steps in (slice(first, first + _AT_ONCE),)
-            ],
-            axis=1,
-        )
-        counts, totals, absent_counts, absent_squares, count, total = sums
+        # a few steps at a time, which fit into the cache
+        blocks = [slice(first, first + _AT_ONCE) for first in range(0, len(scores), _AT_ONCE)]
+        sums = [cls._sums(scores[block], present[block], lengths[block], usual) for block in blocks]
+        counts, totals, absent_counts, absent_squares, count, total = np.concatenate(sums, axis=1)
         means = np.where(count > 0, total / np.maximum(count, 1), np.nan)
         return cls(rows, counts, totals, absent_counts, absent_squares, means)
 
@@ -286,14 +261,11 @@ class StepArrivals:
             energy = float(self.absent_squares[chosen].sum() / max(self.absent_counts[chosen].sum(), 1.0))
             cells.append(
                 ArrivalCell(
-                    shape=None,
-                    length=None,
-                    parameter=None,
+                    words=f"canaries longer than the clipping norm in steps with {text}",
                     count=count,
                     mean=float(self.totals[chosen].sum()) / count,
                     expected=1.0,
                     std=max(std, energy**0.5),  # noise may differ between steps
-                    rows=text,
                 )
             )
         return cells
@@ -330,26 +302,26 @@ def arrival_results(
     ``steps`` is what arrived in each step, if the numbers of rows are known. ``batches`` returns the
     canaries, to find the clipping that explains what arrived.
     """
-    cells, of_noise = arrival_cells(table, std), tuple(energies.checks())
+    cells, of_noise = arrival_cells(table, std, shapes, names), tuple(energies.checks())
     if not cells:
         return CheckResults(checks=of_noise)
     error = max(std, table.absent_std(np.ones(table.lengths.size, dtype=np.bool_)))
     cells += [] if steps is None else steps.cells(error)
     by_rows = "" if steps is None else steps.cause()
     roundings = 4.0  # rounding errors of a clipped canary, in units of the precision of gradients
-    slack = max(_ROUNDING, roundings * eps)
-    worst = max(cells, key=lambda cell: _exceeding(cell, slack))
-    p_value = min(1.0, len(cells) * float(scipy.stats.norm.sf(_exceeding(worst, slack))))
-    sentence, cause = worst.sentence(shapes, names), ""
+    limit = _LIMIT + max(_ROUNDING, roundings * eps)
+    worst = max(cells, key=lambda cell: cell.above(limit))
+    p_value = min(1.0, len(cells) * float(scipy.stats.norm.sf(worst.above(limit))))
+    sentence, cause = worst.sentence, ""
     if p_value <= MAX_P_VALUE_OF_FINDING:
-        cause = _shift_cause(worst) or by_rows or _rare_cause(table)
+        cause = _shift_cause(worst) or by_rows or (_cause_of_skipping(table) if _is_rare(table) else "")
         cause = cause or clipping_cause(table, batches(), std=error, names=names, is_vector=is_vector)
         cause = cause or _cause_of_skipping(table) or sentence.rstrip(".")
     clipping = Check(name="clipping", p_value=p_value, sentence=sentence, estimate=worst.mean, cause=cause)
     notes = (
-        *list(_missing(cells, shapes, names))[:1],
+        *list(_missing(cells))[:1],
         *([f"{by_rows[0].upper()}{by_rows[1:]}"] if by_rows and not cause else []),
-        *list(_lengthened(cells, shapes, names))[:1],
+        *list(_lengthened(cells))[:1],
     )
     return CheckResults(checks=(clipping, *of_noise), notes=notes)
 
@@ -364,21 +336,16 @@ def _shift_cause(cell: ArrivalCell) -> str:
     )
 
 
-def _rare_cause(table: CanaryScoreTable) -> str:
-    return _cause_of_skipping(table) if _is_rare(table) else ""
-
-
 def _cause_of_skipping(table: CanaryScoreTable) -> str:
     """Return the cause if the same share of canaries of all lengths arrives unclipped; empty if not.
 
     If the same rows are skipped in every step, no kind of clipping explains what arrived of each canary.
     """
-    shares = []
     long = 10.0  # clipping norms, from which on it is clear whether a canary is clipped
-    for length in np.unique(table.lengths[table.lengths >= long]):
-        chosen = table.lengths == length
-        count = max(float(table.counts[chosen].sum()), 1.0)
-        shares.append((float(table.totals[chosen].sum()) / count - 1) / (float(length) - 1))
+    shares = [
+        (table.mean("totals", table.lengths == length) - 1) / (float(length) - 1)
+        for length in np.unique(table.lengths[table.lengths >= long])
+    ]
     if not shares or not 0 < max(shares) <= _ALL_SHARE or min(shares) < max(shares) / _ALIKE:
         return ""
     return SKIPPED_ROWS.format(float(np.mean(shares)))
@@ -396,31 +363,24 @@ def _is_rare(table: CanaryScoreTable) -> bool:
     return bool(chosen.any()) and is_whole and total < rare * float(table.counts[chosen].sum())
 
 
-def _exceeding(cell: ArrivalCell, slack: float) -> float:
-    """Return the standard errors by which a cell exceeds its limit, given rounding."""
-    return cell.above(_LIMIT + slack)
-
-
-def _missing(cells: Sequence[ArrivalCell], shapes: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+def _missing(cells: Sequence[ArrivalCell]) -> Iterator[str]:
     """Yield notes about canaries that do not arrive, which costs power but no privacy."""
     missing = 0.5  # of the expected length, below which canaries do not arrive
     for cell in cells:
         error = cell.std / cell.count**0.5
         if cell.mean + Z_CERTAIN * error < missing * cell.expected:
-            text = cell.sentence(shapes, names).partition(", more")[0]
-            yield f"Not all canaries arrive: {text}, less than the {cell.expected:g} expected."
+            yield f"Not all canaries arrive: {cell.arrived}, less than the {cell.expected:g} expected."
 
 
-def _lengthened(cells: Sequence[ArrivalCell], shapes: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+def _lengthened(cells: Sequence[ArrivalCell]) -> Iterator[str]:
     """Yield notes about short canaries that are scaled up to the clipping norm, which leaks nothing.
 
     Automatic clipping does that on purpose: it divides each gradient by its norm, whatever it is.
     """
     for cell in cells:
         is_longer = cell.above(cell.expected * (1 + _ROUNDING)) > Z_CLEAR
-        if round(cell.expected, 6) < _SHORTER and is_longer and cell.z < Z_CERTAIN:
-            text = cell.sentence(shapes, names).partition(", more")[0]
+        if cell.is_short and is_longer and cell.above(_LIMIT) < Z_CERTAIN:
             yield (
-                f"Short gradients are scaled up: {text}, instead of {cell.expected:g}. As long as no more "
-                "than the clipping norm arrives, as with automatic clipping, this is not a leak."
+                f"Short gradients are scaled up: {cell.arrived}, instead of {cell.expected:g}. As long as no "
+                "more than the clipping norm arrives, as with automatic clipping, this is not a leak."
             )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import scipy
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy import special
@@ -130,7 +131,7 @@ def noise_by_sum(record: NoiseRecord) -> Check | None:
     """
     num_totals = 2  # that are tested besides the squares
     results = [
-        (p_value, estimate, products.along, products.along.lag <= 1 and number < num_totals)
+        (p_value, estimate, products, products.lag <= 1 and number < num_totals)
         for products in record.once("sum products", lambda: list(_products(record)))
         for number, (p_value, estimate) in enumerate(_sum_p_values(products, record.resolution))
     ]
@@ -156,7 +157,7 @@ def noise_by_sum(record: NoiseRecord) -> Check | None:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Components:
+class _Products:
     """Products of the noise of steps with vectors, such as the sums of ``lag`` steps before."""
 
     lag: int
@@ -166,6 +167,8 @@ class _Components:
     """The sums of absolute values of the vectors."""
     squares: FloatArray
     """Their squared norms."""
+    spreads: FloatArray = field(default_factory=lambda: np.zeros(0))
+    """The roots of the sums of squares that the products consist of, where they are tested."""
 
     @property
     def described(self) -> str:
@@ -173,77 +176,49 @@ class _Components:
         return f"{self.words} of {_WHEN.get(self.lag, f'{self.lag} steps before')}"
 
 
-@dataclass(frozen=True, eq=False)
-class _Products:
-    """Products with sums, and the roots of the sums of squares that they consist of."""
-
-    along: _Components
-    spreads: FloatArray
-
-
 def _products(record: NoiseRecord) -> Iterator[_Products]:
     """Yield the products with sums at all lags, with and without canaries."""
     for sums, words in ((record.sums, "sum"), (record.example_sums, "sum of the examples")):
         if sums is None or not sums.any():
             continue
-        squares, sizes = np.einsum("ti,ti->t", sums, sums), np.abs(sums).sum(axis=1)
         for lag in range(_OLDER):
-            runs = list(segments(record.steps))
-            pairs = [(record.rows[run][lag:], sums[run][: _before(run, lag)]) for run in runs]
-            own_sizes, own_squares = (
-                np.concatenate([values[run][: _before(run, lag)] for run in runs])
-                for values in (sizes, squares)
-            )
-            yield _multiplied(lag, words, pairs, own_sizes, own_squares)
-        later, means = record.rows[_OLDER:], _earlier_means(sums)
-        of_means = np.abs(means).sum(axis=1), np.einsum("ti,ti->t", means, means)
-        yield _multiplied(_OLDER, words, [(later, means)], *of_means)
+            later = _with_earlier(record.steps, lag)
+            yield _multiplied(lag, words, record.rows[later], sums[later - lag])
+        # of each step after the largest lag, the mean of all sums that are older
+        totals = _running_sums(sums[: max(0, len(sums) - _OLDER)], np.float64)
+        means = totals / np.arange(1, len(totals) + 1)[:, None]
+        yield _multiplied(_OLDER, words, record.rows[_OLDER:], means)
 
 
-def _before(run: slice, lag: int) -> int:
-    """Return how many of these consecutive steps have another of them ``lag`` steps later."""
-    count: int = run.stop - run.start - lag
-    return max(0, count)
+def _with_earlier(steps: IntArray, lag: int) -> IntArray:
+    """Return which of the kept steps are ``lag`` steps after another one, without a gap in between."""
+    return np.flatnonzero(steps[lag:] - steps[: max(0, steps.size - lag)] == lag) + lag
 
 
-def _earlier_means(sums: ScoreArray) -> FloatArray:
-    """Return for each step after the largest lag the mean of all sums that are older."""
-    total, means = np.zeros(sums.shape[1]), np.empty((max(0, len(sums) - _OLDER), sums.shape[1]))
-    for index, mean in enumerate(means):  # much faster than a cumulative sum over the first axis
-        total += sums[index]
-        np.divide(total, index + 1, out=mean)
-    return means
-
-
-def _multiplied(
-    lag: int,
-    words: str,
-    pairs: list[tuple[ScoreArray, ScoreArray]],
-    sizes: FloatArray,
-    squares: FloatArray,
-) -> _Products:
-    values, spreads = [], []
-    for noise, sums in pairs:
-        product = noise * sums
-        values.append(np.einsum("ti,ti->t", noise, sums))
-        spreads.append(np.sqrt(np.einsum("ti,ti->t", product, product)))
-    joined = np.concatenate(values, dtype=np.float64)
-    along = _Components(lag=lag, words=words, values=joined, sizes=sizes, squares=squares)
-    return _Products(along, np.concatenate(spreads, dtype=np.float64))
+def _multiplied(lag: int, words: str, noise: ScoreArray, vectors: ScoreArray) -> _Products:
+    products = noise * vectors
+    return _Products(
+        lag=lag,
+        words=words,
+        values=np.einsum("ti,ti->t", noise, vectors).astype(np.float64),
+        sizes=np.abs(vectors).sum(axis=1),
+        squares=np.einsum("ti,ti->t", vectors, vectors),
+        spreads=np.sqrt(np.einsum("ti,ti->t", products, products)).astype(np.float64),
+    )
 
 
 def _sum_p_values(products: _Products, resolution: float) -> list[tuple[float, float]]:
     """Return the p-values of both totals and of the squares, each with the share of the sum in the noise."""
-    components, is_used = products.along, products.spreads > 0
+    is_used = products.spreads > 0
     count = int(np.count_nonzero(is_used))
     if count == 0:
         return []
-    total, spreads = float(components.values.sum()), products.spreads[is_used]
-    scores, errors = components.values[is_used] / spreads, resolution * components.sizes[is_used] / spreads
-    estimate = total / max(float(components.squares.sum()), _TINY)
+    total, spreads = float(products.values.sum()), products.spreads[is_used]
+    scores, errors = products.values[is_used] / spreads, resolution * products.sizes[is_used] / spreads
+    estimate = total / max(float(products.squares.sum()), _TINY)
     divided = max(0.0, abs(float(scores.sum())) - float(errors.sum())) / math.sqrt(count)
     energy = float((np.maximum(np.abs(scores) - errors, 0.0) ** 2).sum())
-    undivided = max(0.0, abs(total) - resolution * float(components.sizes.sum()))
+    undivided = max(0.0, abs(total) - resolution * float(products.sizes.sum()))
     usual_share = 0.2  # of a sum in the noise: any is detected, but shares of this size most easily
     variance, prior = float((spreads**2).sum()), usual_share**-2
     exponent = math.log1p(variance / prior) / 2 - undivided**2 / (variance + prior) / 2
@@ -267,15 +242,15 @@ def missing_direction(record: NoiseRecord) -> Check | None:
     if level == 0:
         return None
     products = record.once("sum products", lambda: list(_products(record)))
-    for components in (*(product.along for product in products), *_with_releases(record)):
-        is_used = components.squares > 0
+    for along in (*products, *_with_releases(record)):
+        is_used = along.squares > 0
         if not is_used.any():
             continue
-        largest = np.abs(components.values[is_used]) + record.resolution * components.sizes[is_used]
-        energies = largest * largest / components.squares[is_used]
+        largest = np.abs(along.values[is_used]) + record.resolution * along.sizes[is_used]
+        energies = largest * largest / along.squares[is_used]
         p_value = chi_square_cdf(float(energies.sum()) / level, energies.size)
-        share = float((components.values[is_used] ** 2 / components.squares[is_used]).mean())
-        results.append((p_value, share, components.described))
+        share = float((along.values[is_used] ** 2 / along.squares[is_used]).mean())
+        results.append((p_value, share, along.described))
     if not results:
         return None
     p_value, share, words = min(results)
@@ -287,7 +262,7 @@ def missing_direction(record: NoiseRecord) -> Check | None:
     )
 
 
-def _with_releases(record: NoiseRecord) -> Iterator[_Components]:
+def _with_releases(record: NoiseRecord) -> Iterator[_Products]:
     """Yield the components of the noise of steps along earlier noise and releases, which are public."""
     rows, sums = record.rows, record.sums
     for run in segments(record.steps):
@@ -297,11 +272,11 @@ def _with_releases(record: NoiseRecord) -> Iterator[_Components]:
         vectors: list[tuple[int, str, ScoreArray]] = [(1, "noise", earlier)]
         if sums is not None and sums.any():
             releases = earlier + sums[run][:-1]
-            vectors += [(1, "release", releases), (_ALL, "releases", _running_sums(releases))]
+            vectors += [(1, "release", releases), (_ALL, "releases", _running_sums(releases, np.float32))]
         for lag, words, directions in vectors:
             norms = np.sqrt(np.einsum("ti,ti->t", directions, directions, dtype=np.float64))
             units = directions / np.maximum(norms, _TINY)[:, None].astype(np.float32)
-            yield _Components(
+            yield _Products(
                 lag=lag,
                 words=words,
                 values=np.einsum("ti,ti->t", later, units).astype(np.float64),
@@ -310,8 +285,9 @@ def _with_releases(record: NoiseRecord) -> Iterator[_Components]:
             )
 
 
-def _running_sums(rows: ScoreArray) -> ScoreArray:
-    total, sums = np.zeros(rows.shape[1]), np.empty_like(rows)
+def _running_sums(rows: ScoreArray, dtype: npt.DTypeLike) -> ScoreArray:
+    """Return sums of rows up to each: much faster than a cumulative sum over the first axis."""
+    total, sums = np.zeros(rows.shape[1]), np.empty(rows.shape, dtype=dtype)
     for row, running in zip(rows, sums, strict=True):
         total += row
         running[:] = total
