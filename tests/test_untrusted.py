@@ -33,7 +33,7 @@ OPEN_NOTHING = {
     ("_io.py", "_lock_file"),
     ("_io.py", "write"),
     ("_io.py", "stored"),
-    ("cli/_formats.py", "__getitem__"),
+    ("cli/_formats.py", "words"),
     ("training/data/_dataset.py", "digits"),
     ("cli/__init__.py", "_open_closed"),
     ("cli/_exit_status.py", "_discard_output"),

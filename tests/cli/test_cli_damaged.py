@@ -20,8 +20,7 @@ from damage import damaged, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpaudit.cli._formats import Columns
-from dpaudit.cli._scores_command import ScoreFiles
+from dpaudit.cli._scores_command import Columns, ScoreFiles
 from dpaudit.errors import InputError
 from dpaudit.stats import Observations
 
@@ -202,8 +201,7 @@ def test_a_parquet_file_of_too_many_rows_is_not_unpacked(
 FLIPS = """
 import sys
 from pathlib import Path
-from dpaudit.cli._formats import Columns
-from dpaudit.cli._scores_command import ScoreFiles
+from dpaudit.cli._scores_command import Columns, ScoreFiles
 from dpaudit.errors import InputError
 path, first, spacing = Path(sys.argv[1]), *map(int, sys.argv[2:])
 content = path.read_bytes()

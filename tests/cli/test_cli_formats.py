@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.cli._formats import Columns
-from dpaudit.cli._scores_command import ScoreFiles
+from dpaudit.cli._scores_command import Columns, ScoreFiles
 from dpaudit.stats._observations import is_on_disk
 
 Way = Callable[[Any], list[object]]
@@ -116,7 +115,7 @@ def test_no_temporary_file_is_left(
 
 
 def test_whole_numbers_of_a_large_file_stay_on_disk(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpaudit.cli._scores_command.PIECE", 10)
+    monkeypatch.setattr("dpaudit.cli._formats.PIECE", 10)
     sides = [files.npy(name, np.arange(40).reshape(10, 4)) for name in ("w.npy", "o.npy")]
     observations = ScoreFiles(None, *map(Path, sides), Columns()).read(normalized=False)
     assert is_on_disk(observations.with_canary)
@@ -172,7 +171,7 @@ def test_an_identifier_that_occurs_twice_is_named(files: Any, refused: Any) -> N
     assert "once in ids, got 'a' again" in refused("scores", table, "--id-column", "id")
     assert "only with a TABLE" in refused("scores", *files.sides(), "--id-column", "id")
     both = ["--presence", files.npy("p.npy", [0, 1, 1]), "--id-column", "id"]
-    assert "table with 'id'" in refused("scores", table, *both)
+    assert ".npz table, or --with" in refused("scores", table, *both)
 
 
 def test_a_constant_mask_is_refused_unless_it_is_declared_as_pairs(

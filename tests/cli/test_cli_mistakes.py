@@ -76,7 +76,7 @@ FILES: dict[str, tuple[Words, str]] = {
     "cut npz": (lambda f: [_cut(f.npz("t.npz", score=np.ones(99)), 300)], "is truncated or damaged"),
     "npz names": (
         lambda f: [f.npz("t.npz", a=[1.0], b=[1])],
-        "arrays 'with_canary' and 'without_canary', or 'score' and 'present', in",
+        "Expected a column 'score' in",
     ),
     "npz side": (lambda f: _with(f, f.npz("w.npz", a=[1], b=[1])), "a column 'score' in"),
     "npz pickle": (

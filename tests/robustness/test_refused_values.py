@@ -32,8 +32,7 @@ from dpaudit import (
 from dpaudit._validate import percent
 from dpaudit.accounting import _pld
 from dpaudit.canaries import Mixture
-from dpaudit.cli._formats import Columns
-from dpaudit.cli._scores_command import ScoreFiles
+from dpaudit.cli._scores_command import Columns, ScoreFiles
 from dpaudit.diagnostics import Diagnostics
 from dpaudit.errors import InputError
 from dpaudit.observers import AuditSession

@@ -16,29 +16,40 @@ from dpaudit._io import stored
 from dpaudit.cli import _options as opt
 from dpaudit.cli._console import EXIT_STATUS, output, print_json, working
 from dpaudit.cli._exit_status import ExitStatus
-from dpaudit.cli._formats import (
-    PIECE,
-    Columns,
-    NpzArchive,
-    as_presence,
-    as_words,
-    listed,
-    open_npz,
-    read_csv_side,
-    read_csv_table,
-    read_csv_words,
-    read_npy,
-    read_parquet_side,
-    read_parquet_table,
-    read_parquet_words,
-    readable,
-    reading,
-)
+from dpaudit.cli._formats import PIECE, ScoreTable, listed, opened
 from dpaudit.cli._options import ClaimOptions
 from dpaudit.cli._result_table import print_examined
 from dpaudit.errors import InputError
 from dpaudit.methods import examine, is_large
 from dpaudit.stats import Observations, chunks, is_on_disk, require_higher_is_present
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The column names of a table."""
+
+    score: str = "score"
+    presence: str = "present"
+    identifier: str | None = None
+
+    def __post_init__(self) -> None:
+        names = [name for name in (self.score, self.presence, self.identifier) if name is not None]
+        if len(set(names)) < len(names):
+            raise InputError(
+                f"Expected different columns for scores, presence and identifiers, got {listed(names)}; see "
+                "--score-column, --presence-column and --id-column."
+            )
+
+    def side(self, table: ScoreTable) -> int:
+        """Return the score column of a file with one side; a single column may have any name."""
+        is_named = any(table.names) and self.score != Columns.score
+        return 0 if len(table.names) <= 1 and not is_named else table.index(self.score)
+
+    def both(self, table: ScoreTable) -> tuple[int, int]:
+        """Return the columns of scores and of presence; the first two of two without a header."""
+        if list(table.names) == ["", ""]:
+            return 0, 1
+        return table.index(self.score), table.index(self.presence)
 
 
 @dataclass(frozen=True)
@@ -53,128 +64,68 @@ class ScoreFiles:
 
     def read(self, *, normalized: bool, paired: bool = False, coupled: bool = False) -> Observations:
         """Read the observations; .npy files stay on disk."""
-        both = self.with_canary, self.without_canary
-        if self.table is not None and both == (None, None):
-            return self._from_table(self.table, normalized=normalized, paired=paired, coupled=coupled)
+        design = {"normalized": normalized, "coupled": coupled}
+        if self.table is not None and (self.with_canary, self.without_canary) == (None, None):
+            if self.presence is not None:
+                return self._joined(self.table, self.presence, paired=paired, **design)
+            return self._from_table(self.table, paired=paired, **design)
         if self.presence is not None or self.columns.identifier is not None or paired:
             raise InputError("Expected --presence, --id-column and --paired only with a TABLE of scores.")
         if self.table is None and self.with_canary is not None and self.without_canary is not None:
-            present = _read_side(self.with_canary, self.columns)
-            absent = _read_side(self.without_canary, self.columns)
-            observations = Observations(
-                with_canary=present, without_canary=absent, normalized=normalized, coupled=coupled
-            )
-            if self.with_canary.samefile(self.without_canary):  # also by two names
-                raise InputError(
-                    f"Expected two files, got {self.with_canary} both --with and --without the canary; pass "
-                    "a file with scores and presence as TABLE."
-                )
-            return observations
-        raise InputError(f"Expected either a TABLE or both --with and --without, got {self._given()}.")
+            return self._from_sides(self.with_canary, self.without_canary, **design)
+        named = (("TABLE", self.table), ("--with", self.with_canary), ("--without", self.without_canary))
+        got = " and ".join(name for name, path in named if path is not None) or "neither"
+        raise InputError(f"Expected either a TABLE or both --with and --without, got {got}.")
 
-    def _from_table(self, path: Path, **design: Any) -> Observations:
-        if self.presence is None:
-            return _read_table(path, self.columns, **design)
+    def _from_sides(self, with_canary: Path, without_canary: Path, **design: Any) -> Observations:
+        sides = []
+        for path in (with_canary, without_canary):
+            with opened(path) as table:
+                sides.append(table.scores(self.columns.side(table)))
+        observations = Observations(with_canary=sides[0], without_canary=sides[1], **design)
+        if with_canary.samefile(without_canary):  # also by two names
+            raise InputError(
+                f"Expected two files, got {with_canary} both --with and --without the canary; pass "
+                "a file with scores and presence as TABLE."
+            )
+        return observations
+
+    def _from_table(self, path: Path, *, paired: bool, **design: Any) -> Observations:
+        sides, name = ("with_canary", "without_canary"), self.columns.identifier
+        with opened(path) as table:
+            if path.suffix == ".npz" and set(sides) <= set(table.names):
+                present, absent = (table.scores(table.index(side)) for side in sides)
+                return Observations(with_canary=present, without_canary=absent, **design)
+            score, presence = self.columns.both(table)
+            present, scores = table.presence(presence), table.scores(score)
+            ids = None if name is None else table.words(table.index(name))
+            is_split = present.shape == scores.shape and 0 < np.count_nonzero(present) < present.size
+            if ids is None and not paired and is_split and scores.ndim == 1 and scores.size > PIECE:
+                present, absent = _split(path, scores, present)
+                return Observations(with_canary=present, without_canary=absent, **design)
+        return Observations.from_presence(np.array(scores), present, ids=ids, paired=paired, **design)
+
+    def _joined(self, path: Path, presence: Path, **design: Any) -> Observations:
+        """Return the scores of one table with the presence of another, joined by identifiers."""
         name = self.columns.identifier
         if name is None:
             raise InputError("Expected --id-column with --presence: both files are joined by it.")
-        ids = [_read_column(file, name) for file in (path, self.presence)]
-        scores, present = _read_side(path, self.columns), _read_presence(self.presence, self.columns)
-        if (ids[0].dtype.kind in "iu") != (ids[1].dtype.kind in "iu"):  # a .csv file has no integers
-            ids = [column.astype(np.str_) for column in ids]
-        return Observations.from_presence(scores, present, ids=ids[0], present_ids=ids[1], **design)
-
-    def _given(self) -> str:
-        named = (("TABLE", self.table), ("--with", self.with_canary), ("--without", self.without_canary))
-        return " and ".join(name for name, path in named if path is not None) or "neither"
-
-
-def _read_side(path: Path, columns: Columns) -> npt.NDArray[Any]:
-    suffix = readable(path)
-    with reading(path):
-        if suffix == ".npy":
-            return _as_floats(path, read_npy(path))
-        if suffix == ".npz":
-            with open_npz(path) as arrays:
-                return _as_floats(path, arrays[columns.side(path, arrays.names)])
-        if suffix == ".csv":
-            return read_csv_side(path, columns)
-        return read_parquet_side(path, columns)
+        with opened(path) as table:
+            ids, scores = table.words(table.index(name)), table.scores(self.columns.side(table))
+        with opened(presence) as table:
+            present_ids = table.words(table.index(name))
+            present = table.presence(table.index(self.columns.presence))
+        if (ids.dtype.kind in "iu") != (present_ids.dtype.kind in "iu"):  # a .csv file has no integers
+            ids, present_ids = ids.astype(np.str_), present_ids.astype(np.str_)
+        return Observations.from_presence(scores, present, ids=ids, present_ids=present_ids, **design)
 
 
-def _read_column(path: Path, name: str) -> npt.NDArray[Any]:
-    """Return the column or array with this name, of numbers or words."""
-    suffix = readable(path)
-    with reading(path):
-        if suffix == ".npy":
-            raise InputError(f"Expected a .csv, .parquet or .npz table with {name!r}, got {path}.")
-        if suffix == ".npz":
-            with open_npz(path) as arrays:
-                return arrays[name]
-        if suffix == ".csv":
-            return as_words(path, read_csv_words(path, name))
-        return read_parquet_words(path, name)
-
-
-def _read_presence(path: Path, columns: Columns) -> npt.NDArray[Any]:
-    return as_presence(path, columns.presence, _read_column(path, columns.presence))
-
-
-def _read_table(path: Path, columns: Columns, *, paired: bool, **design: Any) -> Observations:
-    suffix = readable(path)
-    with reading(path):
-        if suffix == ".npy":
-            raise InputError(f"Expected a .csv, .parquet or .npz table, or --with and --without, got {path}.")
-        if suffix == ".npz":
-            with open_npz(path) as arrays:
-                if {"with_canary", "without_canary"} <= set(arrays.names):
-                    sides = (_as_floats(path, arrays[f"{side}_canary"]) for side in ("with", "without"))
-                    return Observations(with_canary=next(sides), without_canary=next(sides), **design)
-                scores, present = _from_npz(path, arrays, columns)
-                ids = None if columns.identifier is None else arrays[columns.identifier]
-        else:
-            scores, present = (read_csv_table if suffix == ".csv" else read_parquet_table)(path, columns)
-            ids = None if columns.identifier is None else _read_column(path, columns.identifier)
-        if ids is None and not paired and _is_long(scores, present):
-            with_canary, without_canary = _split(path, scores, present)
-            return Observations(with_canary=with_canary, without_canary=without_canary, **design)
-    return Observations.from_presence(np.array(scores), present, ids=ids, paired=paired, **design)
-
-
-def _is_long(scores: npt.NDArray[Any], present: npt.NDArray[Any]) -> bool:
-    """Return whether both sides stay on disk: a table of this size is split piece by piece."""
-    is_split = present.shape == scores.shape and 0 < np.count_nonzero(present) < present.size
-    return bool(is_split and scores.ndim == 1 and scores.size > PIECE)
-
-
-def _split(
-    path: Path, scores: npt.NDArray[Any], present: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the one-dimensional scores with and without the canary, in temporary files."""
-    with_canary, without_canary = (
+def _split(path: Path, scores: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> list[npt.NDArray[Any]]:
+    """Return the scores with and without the canary, in temporary files: many of them stay on disk."""
+    return [
         stored(path, (piece[present[start : start + piece.size] == side] for start, piece in chunks(scores)))
         for side in (True, False)
-    )
-    return with_canary, without_canary
-
-
-def _as_floats(path: Path, scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return many whole numbers as floats on disk, because they would be converted in memory."""
-    if scores.dtype.kind not in "iub" or scores.size <= PIECE:
-        return scores
-    return stored(path, (piece for _, piece in chunks(scores)), scores.shape)
-
-
-def _from_npz(
-    path: Path, arrays: NpzArchive, columns: Columns
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    if not {columns.score, columns.presence} <= set(arrays.names):
-        raise InputError(
-            f"Expected arrays 'with_canary' and 'without_canary', or {columns.score!r} and "
-            f"{columns.presence!r}, in {path}, got {listed(arrays.names)}."
-        )
-    present = as_presence(path, columns.presence, arrays[columns.presence])
-    return _as_floats(path, arrays[columns.score]), present
+    ]
 
 
 _QUICK = 1_000_000  # scores per side; with fewer, the analysis is fast
@@ -285,7 +236,6 @@ def scores(
             "without the canary and 1 with it."
         )
     columns = Columns(score_column, presence_column, id_column)
-    _require_different(columns)
     files = ScoreFiles(table, with_file, without_file, columns, presence)
     observations = files.read(normalized=normalized, paired=paired, coupled=coupled)
     observations = replace(observations, scores_of=options.scores_of)
@@ -321,15 +271,6 @@ def _check(options: ClaimOptions, threshold: float | None, confidence: float) ->
         _validate.delta(options.delta)
     if threshold is not None:
         _validate.finite("threshold", threshold)
-
-
-def _require_different(columns: Columns) -> None:
-    names = [name for name in (columns.score, columns.presence, columns.identifier) if name is not None]
-    if len(set(names)) < len(names):
-        raise InputError(
-            f"Expected different columns for scores, presence and identifiers, got {listed(names)}; see "
-            "--score-column, --presence-column and --id-column."
-        )
 
 
 def _negated(observations: Observations) -> Observations:
