@@ -65,16 +65,17 @@ class ScoreFiles:
     def read(self, *, normalized: bool, paired: bool = False, coupled: bool = False) -> Observations:
         """Read the observations; .npy files stay on disk."""
         design = {"normalized": normalized, "coupled": coupled}
-        if self.table is not None and (self.with_canary, self.without_canary) == (None, None):
+        named = {"TABLE": self.table, "--with": self.with_canary, "--without": self.without_canary}
+        files = {name: path for name, path in named.items() if path is not None}
+        if list(files) == ["TABLE"]:
             if self.presence is not None:
-                return self._joined(self.table, self.presence, paired=paired, **design)
-            return self._from_table(self.table, paired=paired, **design)
+                return self._joined(files["TABLE"], self.presence, paired=paired, **design)
+            return self._from_table(files["TABLE"], paired=paired, **design)
         if self.presence is not None or self.columns.identifier is not None or paired:
             raise InputError("Expected --presence, --id-column and --paired only with a TABLE of scores.")
-        if self.table is None and self.with_canary is not None and self.without_canary is not None:
-            return self._from_sides(self.with_canary, self.without_canary, **design)
-        named = (("TABLE", self.table), ("--with", self.with_canary), ("--without", self.without_canary))
-        got = " and ".join(name for name, path in named if path is not None) or "neither"
+        if list(files) == ["--with", "--without"]:
+            return self._from_sides(*files.values(), **design)
+        got = " and ".join(files) or "neither"
         raise InputError(f"Expected either a TABLE or both --with and --without, got {got}.")
 
     def _from_sides(self, with_canary: Path, without_canary: Path, **design: Any) -> Observations:
@@ -99,8 +100,7 @@ class ScoreFiles:
             score, presence = self.columns.both(table)
             present, scores = table.presence(presence), table.scores(score)
             ids = None if name is None else table.words(table.index(name))
-            is_split = present.shape == scores.shape and 0 < np.count_nonzero(present) < present.size
-            if ids is None and not paired and is_split and scores.ndim == 1 and scores.size > PIECE:
+            if ids is None and not paired and _is_long(scores, present):
                 present, absent = _split(path, scores, present)
                 return Observations(with_canary=present, without_canary=absent, **design)
         return Observations.from_presence(np.array(scores), present, ids=ids, paired=paired, **design)
@@ -120,8 +120,14 @@ class ScoreFiles:
         return Observations.from_presence(scores, present, ids=ids, present_ids=present_ids, **design)
 
 
+def _is_long(scores: npt.NDArray[Any], present: npt.NDArray[Any]) -> bool:
+    """Return whether both sides stay on disk: a table of this size is split piece by piece."""
+    is_split = present.shape == scores.shape and 0 < np.count_nonzero(present) < present.size
+    return bool(is_split and scores.ndim == 1 and scores.size > PIECE)
+
+
 def _split(path: Path, scores: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> list[npt.NDArray[Any]]:
-    """Return the scores with and without the canary, in temporary files: many of them stay on disk."""
+    """Return the one-dimensional scores with and without the canary, in temporary files."""
     return [
         stored(path, (piece[present[start : start + piece.size] == side] for start, piece in chunks(scores)))
         for side in (True, False)
