@@ -42,8 +42,6 @@ SHARED_NAMES = {
 }
 SHORT_MODULES = {
     "dpaudit.cli._app": "gathers the commands, and nothing else",
-    "dpaudit.cli._report_command": "one module a command",
-    "dpaudit.cli._verify_command": "one module a command",
     "dpaudit.stats._coverage": "what make soundness simulates, apart from what it tests",
 }
 # concrete classes that others extend

@@ -27,9 +27,15 @@ def program(tmp_path: Path) -> Program:
     return call
 
 
-def test_version(program: Program) -> None:
-    result = program("--version")
-    assert (result.returncode, result.stdout, result.stderr) == (0, f"dpaudit {dpaudit.__version__}\n", "")
+def test_the_version_is_printed_without_loading_scipy() -> None:
+    code = "import sys; from dpaudit.cli import main; main(); print('scipy' in sys.modules)"
+    command = [sys.executable, "-c", code, "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == (f"dpaudit {dpaudit.__version__}\nFalse\n", "")
+
+
+def test_the_version_is_an_option_like_others(run: Any) -> None:
+    assert run("--version").stdout == f"dpaudit {dpaudit.__version__}\n"
 
 
 def test_without_arguments_it_shows_help(run: Any) -> None:

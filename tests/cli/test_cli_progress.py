@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpaudit.cli._progress import ProgressDisplay
+from dpaudit.cli._console import ProgressDisplay
 from dpaudit.experiments import Progress
 
 

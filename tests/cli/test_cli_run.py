@@ -144,7 +144,7 @@ def app():
     loaded = [name for name in ("numpy", "torch") if name in sys.modules]
     print(json.dumps([dict(os.environ), loaded, libc.mallinfo2().all[3] - before]))
 
-sys.modules["dpaudit.cli._app"] = types.SimpleNamespace(app=app, prepare_completion=lambda: None)
+sys.modules["dpaudit.cli._app"] = types.SimpleNamespace(app=app)
 from dpaudit.cli import main
 main()
 """

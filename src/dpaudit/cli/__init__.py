@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import dpaudit
 from dpaudit.cli._exit_status import INCOMPLETE, ExitStatus, exit_on_error
 
 __all__ = ["main"]
@@ -91,9 +92,11 @@ def main() -> None:
 
 def _main(words: list[str]) -> None:
     with exit_on_error(words):
+        if words == ["--version"]:  # without loading scipy
+            sys.stdout.write(f"dpaudit {dpaudit.__version__}\n")
+            return
         prepare(words)
         # imported here, so that an interrupt or an error during loading has its status, too
-        from dpaudit.cli._app import app, prepare_completion  # noqa: PLC0415
+        from dpaudit.cli._app import app  # noqa: PLC0415
 
-        prepare_completion()
         app()

@@ -11,17 +11,15 @@ import typer
 from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
-import dpaudit
 from dpaudit.cli._check_command import check
-from dpaudit.cli._console import DecidingCommand, SentenceErrorGroup, print_json
+from dpaudit.cli._console import DecidingCommand, SentenceErrorGroup, dpaudit_command, print_json
 from dpaudit.cli._demo_command import demo
 from dpaudit.cli._options import Json
 from dpaudit.cli._plan_command import plan
-from dpaudit.cli._report_command import report
+from dpaudit.cli._report_command import report, verify
 from dpaudit.cli._reproduce_command import reproduce
 from dpaudit.cli._run_command import run
 from dpaudit.cli._scores_command import scores
-from dpaudit.cli._verify_command import verify
 from dpaudit.cli._zoo_command import zoo
 
 _COMPLETE_VAR = "_DPAUDIT_COMPLETE"  # set by the completion script
@@ -50,12 +48,8 @@ def completion(*, shell: _Shell, as_json: Json = False) -> None:
         typer.echo(script)
 
 
-def prepare_completion() -> None:
-    """Set up completion if the completion script requests it."""
-    if _COMPLETE_VAR in os.environ:
-        completion_init()
-
-
+if _COMPLETE_VAR in os.environ:
+    completion_init()
 app = typer.Typer(
     cls=SentenceErrorGroup,
     add_completion=False,
@@ -70,16 +64,4 @@ _GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
 for group, commands in _GROUPS.items():
     for command in commands:
         app.command(rich_help_panel=group, cls=DecidingCommand)(command)
-
-
-@app.callback(invoke_without_command=True)
-def dpaudit_command(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    """Test whether differentially private training delivers the privacy it claims."""
-    if version:
-        typer.echo(f"dpaudit {dpaudit.__version__}")
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+app.callback(invoke_without_command=True)(dpaudit_command)

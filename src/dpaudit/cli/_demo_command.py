@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpaudit._io import make_folder, write_text
-from dpaudit.cli._console import output, print_json
+from dpaudit.cli._console import ProgressDisplay, output, print_json
 from dpaudit.cli._exit_status import ExitStatus, printable
 from dpaudit.cli._options import Json
-from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.cli._result_table import model_and_steps, print_result, tests_of_noise
 from dpaudit.stats import Verdict
 

@@ -1,14 +1,14 @@
-"""``dpaudit report``: write finished runs as an HTML page, as Markdown or as JSON."""
+"""``dpaudit report`` and ``dpaudit verify``: write finished runs as a page, and check their directories."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpaudit.cli._console import output, print_json, working
-from dpaudit.cli._exit_status import printable
+from dpaudit.cli._exit_status import BAD_INPUT, ExitStatus, printable
 from dpaudit.cli._options import Json
 from dpaudit.errors import InputError
 
@@ -45,7 +45,7 @@ def report(*, runs: _Runs, file: _Output = None, format_name: _Format = None, as
 
     chosen = _format(format_name, file)
     target = file or _default_target(runs, chosen)
-    with working(f"Reading {len(runs)} {'run' if len(runs) == 1 else 'runs'}"):
+    with working(f"Reading {_count(runs)}"):
         page = Report.read(runs)
     page.write(target, format=chosen)
     for run in page.runs:
@@ -81,3 +81,44 @@ def _print(page: Report, target: Path) -> None:
         word = "no claim" if run.verdict is None else run.verdict.name
         console.print(f"{run.name}: {word}. {run.bound.statement}", soft_wrap=True)
     console.print(printable(str(target)), soft_wrap=True)
+
+
+_Directories = Annotated[list[Path], typer.Argument(metavar="DIR", help="Directories of runs.")]
+
+
+def verify(*, runs: _Directories, as_json: Json = False) -> None:
+    """Check that runs are as they were when they were sealed.
+
+    Compares every file with the manifest, and derives counts, bounds and
+    verdict again from the stored scores. The verdict does not matter.
+
+    Exit status: 0 if all runs are sealed and consistent, 2 if a file has
+    changed, a number does not follow, or a run is unfinished or unsealed.
+    """
+    from dpaudit.experiments import _recompute  # noqa: PLC0415
+
+    with working(f"Checking {_count(runs)}"):
+        entries = [_recompute.verify(path).to_dict() for path in runs]
+    is_accepted = all(entry["status"] == "sealed" for entry in entries)
+    if as_json:
+        print_json({"accepted": is_accepted, "runs": entries})
+    else:
+        for entry in entries:
+            _print_verified(entry)
+    if not is_accepted:
+        raise ExitStatus(BAD_INPUT)
+
+
+def _print_verified(entry: dict[str, Any]) -> None:
+    """Print the status of a run, and the sentences that belong to it."""
+    words = [entry["status"]]
+    if entry["seal"] is not None or entry["verdict"] is not None:
+        words.append(entry["verdict"] or "no claim")
+    words += [] if entry["seal"] is None else [f"seal {entry['seal']}"]
+    sentences = [f"  {text}" for text in (entry["error"], *entry["remarks"]) if text is not None]
+    for text in (f"{entry['directory']}: {', '.join(words)}", *sentences):
+        output().print(printable(text), soft_wrap=True)
+
+
+def _count(runs: list[Path]) -> str:
+    return f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"

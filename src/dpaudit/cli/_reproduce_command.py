@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from dpaudit.cli._console import output, print_json, print_labelled, print_table, slim_table
+from dpaudit.cli._console import ProgressDisplay, output, print_json, print_labelled, print_table, slim_table
 from dpaudit.cli._exit_status import printable, with_partial_json
 from dpaudit.cli._options import Json
-from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.errors import DpauditError, IncompleteError, InputError
 
 if TYPE_CHECKING:  # imported when the command is called, so that the others start faster

@@ -10,10 +10,9 @@ import typer
 from rich.console import Console
 from rich.errors import NotRenderableError
 
-from dpaudit.cli._console import EXIT_STATUS, output, print_json
+from dpaudit.cli._console import EXIT_STATUS, ProgressDisplay, output, print_json
 from dpaudit.cli._exit_status import ExitStatus, printable
 from dpaudit.cli._options import Json
-from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.cli._result_table import model_and_steps, print_examined, tests_of_noise
 from dpaudit.errors import InputError
 from dpaudit.stats import Verdict

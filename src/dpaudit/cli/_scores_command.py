@@ -74,7 +74,7 @@ class ScoreFiles:
         if self.presence is not None or self.columns.identifier is not None or paired:
             raise InputError("Expected --presence, --id-column and --paired only with a TABLE of scores.")
         if list(files) == ["--with", "--without"]:
-            return self._from_sides(*files.values(), **design)
+            return self._from_sides(files["--with"], files["--without"], **design)
         got = " and ".join(files) or "neither"
         raise InputError(f"Expected either a TABLE or both --with and --without, got {got}.")
 

@@ -10,10 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpaudit.cli._console import output, print_json, print_labelled, print_table, slim_table
+from dpaudit.cli._console import ProgressDisplay, output, print_json, print_labelled, print_table, slim_table
 from dpaudit.cli._exit_status import ExitStatus, printable
 from dpaudit.cli._options import Json
-from dpaudit.cli._progress import ProgressDisplay
 
 _Values: TypeAlias = Mapping[str, Any]
 
