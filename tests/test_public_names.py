@@ -104,7 +104,7 @@ EXTENSIONS = {
         "plausible_counts",
     ],
     "dpaudit.canaries": ["Directions", "CanaryPlan", "GradientCanary"],
-    "dpaudit.recording": ["Recorder", "WholeRunRecorder"],
+    "dpaudit.recording": ["PerStep", "Recorder", "CanaryScorer", "WholeRun"],
     "dpaudit.observers.opacus": [
         "LintReport",
         "PreparedTraining",

@@ -20,7 +20,7 @@ import dpaudit
 from dpaudit.diagnostics import ClaimedStep, CoordinateSample, Diagnosis, NoiseCheck, ObservedStep
 from dpaudit.observers import jax_privacy, opacus
 from dpaudit.observers.jax_privacy._canaries import flat
-from dpaudit.recording import DPSGDParams, ReadClaim, Recorder
+from dpaudit.recording import DPSGDParams, PerStep, ReadClaim, Recorder
 
 NOISE, NORM = 0.8, 2.0
 TERMS = {"sample_rate": 0.05, "num_steps": 120, "delta": 1e-5}
@@ -306,7 +306,7 @@ def test_coarse_numbers_are_not_taken_for_a_fault_of_the_noise():
 def recorded(num_steps, planned):
     read = DPSGDParams(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
     claim = ReadClaim(lambda: read, DPSGDParams(num_steps=planned))
-    recorder = Recorder(claim=claim, num_steps=planned, checks=[NoiseCheck()], signal=1.0)
+    recorder = Recorder(claim=claim, num_steps=planned, checks=[NoiseCheck()], scorer=PerStep(signal=1.0))
     rng = np.random.default_rng(0)
     for _ in range(num_steps):
         noise, present = rng.standard_normal(16), rng.random(16) < 0.5

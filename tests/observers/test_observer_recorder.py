@@ -9,7 +9,7 @@ import pytest
 import dpaudit
 from dpaudit.diagnostics import NoiseCheck
 from dpaudit.observers._session import session
-from dpaudit.recording import DPSGDParams, ReadClaim, Recorder
+from dpaudit.recording import DPSGDParams, PerStep, ReadClaim, Recorder
 
 NOTHING = DPSGDParams()
 READ = DPSGDParams(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
@@ -17,7 +17,7 @@ READ = DPSGDParams(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
 
 def observing(given=NOTHING, read=READ):
     claim = ReadClaim(lambda: read, given)
-    return Recorder(claim=claim, num_steps=given.num_steps, checks=[NoiseCheck()], signal=1.0)
+    return Recorder(claim=claim, num_steps=given.num_steps, checks=[NoiseCheck()], scorer=PerStep(signal=1.0))
 
 
 def recorded(num_steps, given=NOTHING, read=READ):

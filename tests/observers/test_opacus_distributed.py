@@ -105,7 +105,7 @@ def train(rank, *, observed=True, broken=False, doubled_on=None, sampling=False,
     later = [finding for finding in recorder.diagnose().findings if math.isnan(finding.estimate)]
     found |= {"lints": [*report.findings, *report.not_covered, *later], "notes": report.notes}
     if sampling:
-        found |= {"joined": recorder._joined, "present": int(recorder.present.sum())}
+        found |= {"joined": recorder.scorer.drawn, "present": int(recorder.scorer.present.sum())}
     elif (num_steps == STEPS or doubled_on is not None) and rank == 0:  # the other rank never calls audit()
         result = recorder.audit()
         found |= {"verdict": result.verdict.name, "claim": result.claim.summary}

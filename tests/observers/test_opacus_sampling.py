@@ -138,8 +138,8 @@ def test_gradients_that_are_not_clipped_are_a_violation(sampled, monkeypatch):
 )
 def test_canaries_are_drawn_at_the_sample_rate_and_score_1_whatever_the_training_is(sampled, options):
     recorder = sampled(num_steps=50, **options).recorder
-    joined, absent = recorder._joined, recorder._absent
-    fewest, most = count_range(50 * recorder.present.sum(), 1 / 25, comparisons=4)
+    joined, absent = recorder.scorer.drawn, recorder.scorer.absent
+    fewest, most = count_range(50 * recorder.scorer.present.sum(), 1 / 25, comparisons=4)
     assert fewest <= joined.count <= most
     assert joined.mean == pytest.approx(1.0, abs=room(0.5 / joined.count**0.5, comparisons=4))
     assert absent.mean == pytest.approx(0.0, abs=room(0.5 / absent.count**0.5, comparisons=4))
@@ -149,9 +149,9 @@ def test_canaries_are_drawn_at_the_sample_rate_and_score_1_whatever_the_training
 
 def test_by_default_half_of_the_canaries_one_per_two_parameters_are_entries(sampled):
     recorder = sampled(num_steps=1).recorder
-    assert recorder.present.size == 1018
+    assert recorder.scorer.present.size == 1018
     fewest, most = count_range(1018, 0.5)
-    assert fewest <= recorder.present.sum() <= most
+    assert fewest <= recorder.scorer.present.sum() <= most
 
 
 class Noting:
@@ -245,10 +245,12 @@ def test_shuffled_batches_stay_as_many_and_draw_as_large_a_share(made, examples,
     assert recorder.num_done == len(built.loader)
     used = recorder.num_done * 20 / examples
     if used < 1:  # nearly all, so that too many could not be told
-        assert least_caught(recorder.present.sum(), used, broken=used / 2) <= recorder._joined.count
-        assert recorder._joined.count <= recorder.present.sum()
+        assert (
+            least_caught(recorder.scorer.present.sum(), used, broken=used / 2) <= recorder.scorer.drawn.count
+        )
+        assert recorder.scorer.drawn.count <= recorder.scorer.present.sum()
     else:
-        assert recorder._joined.count == recorder.present.sum()
+        assert recorder.scorer.drawn.count == recorder.scorer.present.sum()
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -278,8 +280,8 @@ def test_a_step_of_two_batches_that_is_accounted_as_one_is_a_violation(made):
         for place, batch in enumerate(itertools.chain(*[built.loader] * 8)):
             built.optimizer.signal_skip_step(do_skip=place % 2 == 0)
             step_of(built, *batch)
-    fewest, most = count_range(recorder.num_done * recorder.present.sum(), 1 - 0.96**2)
-    assert fewest <= recorder._joined.count <= most
+    fewest, most = count_range(recorder.num_done * recorder.scorer.present.sum(), 1 - 0.96**2)
+    assert fewest <= recorder.scorer.drawn.count <= most
     result = recorder.audit()
     assert "sample rate 0.04, 100 steps" in result.claim.summary
     assert result.verdict is VIOLATION
@@ -452,11 +454,11 @@ def per_layer(*norms):
 )
 def test_so_many_canaries_that_most_of_the_norm_of_layers_is_theirs(sampled, norms, count, reach):
     recorder = sampled(num_steps=50, **per_layer(*norms)).recorder
-    assert recorder.present.size == count
-    spread = (recorder._absent.error * recorder._absent.count) ** 0.5
-    low, high = spread_range(recorder._absent.count)
+    assert recorder.scorer.present.size == count
+    spread = (recorder.scorer.absent.error * recorder.scorer.absent.count) ** 0.5
+    low, high = spread_range(recorder.scorer.absent.count)
     assert low < spread * reach / 0.5 < high
-    assert recorder._ratios.noise_multiplier == pytest.approx(0.5 / reach, rel=0.01)
+    assert recorder.scorer.noise == pytest.approx(0.5 / reach, rel=0.01)
     assert [f"reach only {100 * reach:.0f} %" in said for said in recorder.not_covered] == [True] * (
         reach < 0.99
     )
@@ -515,8 +517,8 @@ def test_canaries_of_all_batches_that_a_step_accumulates_join_it(made):
                 built.optimizer.step()
                 built.optimizer.zero_grad()
     assert recorder.num_done == 12
-    fewest, most = count_range(recorder.present.sum(), 24 / 25)
-    assert fewest <= recorder._joined.count <= most
+    fewest, most = count_range(recorder.scorer.present.sum(), 24 / 25)
+    assert fewest <= recorder.scorer.drawn.count <= most
     assert "sample rate 0.08" in recorder.claim.summary
 
 
@@ -526,8 +528,8 @@ def test_a_canary_that_is_drawn_twice_for_a_step_joins_it_twice(made):
     twice = DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data, replacement=True), 125, False))
     with observe(built.optimizer, loader=twice, sampling=True, seed=0) as recorder:
         run(built, 2, twice)
-    allowed = room(recorder._joined.error**0.5)
-    assert recorder._joined.mean == pytest.approx(0.5 / (1 - np.exp(-0.5)), abs=allowed)
+    allowed = room(recorder.scorer.drawn.error**0.5)
+    assert recorder.scorer.drawn.mean == pytest.approx(0.5 / (1 - np.exp(-0.5)), abs=allowed)
 
 
 def test_every_part_of_the_claim_can_be_given(sampled):

@@ -7,23 +7,25 @@ import pytest
 from statistical_limits import least_caught, most_flagged
 
 import dpaudit
-from dpaudit.recording import DPSGDParams, ReadClaim, WholeRunRecorder
+from dpaudit.recording import DPSGDParams, ReadClaim, Recorder, WholeRun
 
 VIOLATION = dpaudit.Verdict.VIOLATION
 READ = DPSGDParams(noise_multiplier=0.5, sample_rate=0.04, delta=1e-5)
 STEPS, CANARIES = 100, 512
 
 
-def observing(present, reach=1.0):
-    return WholeRunRecorder(present, claim=ReadClaim(lambda: READ), signal=1.0, reach=reach)
+def observing(present, reach=1.0, finished=None):
+    scorer = WholeRun(present, signal=1.0, reach=reach, finished=finished)
+    return Recorder(claim=ReadClaim(lambda: READ), num_steps=None, scorer=scorer)
 
 
-def recorded(seed, *, rate=0.04, reach=1.0):
+def recorded(seed, *, rate=0.04, reach=1.0, finished=None):
     """A run of a training that draws, clips and noises as it should, if the rate is the claimed one."""
     rng = np.random.default_rng(seed)
-    recorder = observing(rng.random(CANARIES) < 0.5, reach)
+    present = rng.random(CANARIES) < 0.5
+    recorder = observing(present, reach, finished)
     for _ in range(STEPS):
-        joined = recorder.present & (rng.random(CANARIES) < rate)
+        joined = present & (rng.random(CANARIES) < rate)
         recorder.record(joined + rng.normal(0.0, 0.5 / reach, CANARIES), joined)
     return recorder
 
@@ -44,17 +46,17 @@ def test_a_run_that_cannot_be_judged_gets_neither_verdict_nor_bound():
     def refuse(rate):
         raise dpaudit.InputError(f"not at {rate}")
 
-    recorder = recorded(0)
-    recorder._finished = refuse
+    recorder = recorded(0, finished=refuse)
     for judge in (recorder.audit, recorder.one_run_bound):
         with pytest.raises(dpaudit.InputError, match=r"not at 0\.04"):
             judge()
 
 
 def test_scores_that_do_not_rise_get_neither_verdict_nor_bound():
-    recorder, rng = observing(np.arange(CANARIES) % 2 == 0), np.random.default_rng(0)
+    present, rng = np.arange(CANARIES) % 2 == 0, np.random.default_rng(0)
+    recorder = observing(present)
     for _ in range(STEPS):
-        recorder.record(rng.normal(0.0, 0.5, CANARIES), recorder.present & (rng.random(CANARIES) < 0.04))
+        recorder.record(rng.normal(0.0, 0.5, CANARIES), present & (rng.random(CANARIES) < 0.04))
     for judge in (recorder.audit, recorder.one_run_bound):
         with pytest.raises(dpaudit.InputError, match="Expected scores to increase by 1"):
             judge()
@@ -74,5 +76,6 @@ def test_a_run_goes_on_from_its_state_with_the_draws_that_were_seen():
     assert replace(again.audit(), times=None).to_dict() == replace(whole.audit(), times=None).to_dict()
     again.record(rng.normal(0.0, 0.5, CANARIES), np.zeros(CANARIES, bool))
     assert again.num_done == STEPS + 1
-    assert again._joined.count == whole._joined.count
-    assert again._absent.count == whole._absent.count + CANARIES
+    before, after = (recorder.state_dict() for recorder in (whole, again))
+    assert after["drawn"] == before["drawn"]
+    assert after["absent"][0] == before["absent"][0] + CANARIES

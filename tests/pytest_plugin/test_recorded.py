@@ -14,7 +14,7 @@ from dpaudit.diagnostics import NoiseCheck, ObservedStep
 from dpaudit.diagnostics._diagnosis import joint_causes
 from dpaudit.pytest_plugin._fixture import DpAudit, canary_line, noise_line
 from dpaudit.pytest_plugin._suite import SuiteAudits
-from dpaudit.recording import DPSGDParams, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
+from dpaudit.recording import DPSGDParams, PerStep, ReadClaim, Recorder, TrainingInfo, WholeRun
 from dpaudit.recording._joint_verdict import ScoreSummary
 
 READ = DPSGDParams(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
@@ -35,7 +35,7 @@ def properties(audit):
 
 def recorded(noise=lambda rng, _: rng.standard_normal(COUNT), signal=1.0, num_steps=200):
     """What an observer would have recorded of a training with such noise."""
-    parts = {"checks": [NoiseCheck()], "signal": 1.0, "facts": lambda: FACTS}
+    parts = {"checks": [NoiseCheck()], "scorer": PerStep(signal=1.0), "facts": lambda: FACTS}
     recorder = Recorder(claim=ReadClaim(lambda: READ), num_steps=None, **parts)
     rng = np.random.default_rng(0)
     for index in range(num_steps):
@@ -167,7 +167,8 @@ def test_tests_alone_can_fail_a_test():
 def test_recorders_of_sampled_canaries_are_taken():
     rng = np.random.default_rng(0)
     present = rng.random(500) < 0.5
-    recorder = WholeRunRecorder(present, claim=ReadClaim(lambda: READ), checks=[NoiseCheck()], signal=1.0)
+    scorer, claim = WholeRun(present, signal=1.0), ReadClaim(lambda: READ)
+    recorder = Recorder(claim=claim, num_steps=None, scorer=scorer, checks=[NoiseCheck()])
     for _ in range(30):
         noise, joined = rng.standard_normal(500), present & (rng.random(500) < 0.05)
         recorder.observe(ObservedStep.of_release(noise[:COUNT], np.zeros(COUNT), leaves=(COUNT,)))

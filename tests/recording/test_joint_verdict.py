@@ -22,7 +22,7 @@ from dpaudit.diagnostics import (
 )
 from dpaudit.diagnostics._diagnosis import joint_causes
 from dpaudit.observers._replay_result import ReplayResult
-from dpaudit.recording import DPSGDParams, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
+from dpaudit.recording import DPSGDParams, PerStep, ReadClaim, Recorder, TrainingInfo, WholeRun
 
 COUNT = 32
 READ = DPSGDParams(
@@ -36,8 +36,9 @@ def recorded(
     level: Any = 1.0, *, num_steps: int = 60, seed: int = 0, planned: int | None = None, **parts: Any
 ) -> Recorder:
     """What an observer would have recorded of steps with this noise, a number or one per step."""
-    options: dict[str, Any] = {"claim": CLAIM, "checks": [NoiseCheck()], "signal": 1.0}
-    recorder, rng = Recorder(num_steps=planned, **(options | parts)), np.random.default_rng(seed)
+    options: dict[str, Any] = {"claim": CLAIM, "checks": [NoiseCheck()]}
+    options |= {"num_steps": planned, "scorer": PerStep(signal=1.0)} | parts
+    recorder, rng = Recorder(**options), np.random.default_rng(seed)
     levels = np.broadcast_to(level, num_steps)
     for index in range(num_steps):
         drawn, present = levels[index] * rng.standard_normal(COUNT), rng.random(COUNT) < 0.5
@@ -319,9 +320,11 @@ def test_whole_runs_share_the_error_too(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("dpaudit.recording._whole_run.audit_recorded", audit)
     rng, present = np.random.default_rng(0), np.arange(COUNT) % 2 == 0
-    numbers: dict[str, Any] = {"noise_multiplier": 1.0, "sample_rate": 0.5, "num_steps": 40, "delta": 1e-5}
+    claim = dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.5, num_steps=40, delta=1e-5)
     for tests in (True, False):
-        recorder = WholeRunRecorder(present, checks=[NoiseCheck()], tests=tests, **numbers)
+        recorder = Recorder(
+            claim=claim, num_steps=40, scorer=WholeRun(present), checks=[NoiseCheck()], tests=tests
+        )
         for index in range(40):
             noise = (index != 20) * rng.standard_normal(COUNT)
             recorder.observe(ObservedStep.of_release(noise, np.zeros(COUNT), leaves=(COUNT,)))
@@ -382,7 +385,7 @@ def test_tests_of_several_audits_have_their_error_rate_once() -> None:
         assert middle.diagnosis is not None
         assert any("before the planned end" in note for note in middle.notes)
         spent.append(1 - middle.diagnosis.confidence)
-    resumed = Recorder(claim=CLAIM, checks=[NoiseCheck()], signal=1.0, num_steps=60)
+    resumed = Recorder(claim=CLAIM, checks=[NoiseCheck()], num_steps=60, scorer=PerStep(signal=1.0))
     resumed.load_state_dict(recorder.state_dict())
     rng = np.random.default_rng(5)
     for running in (recorder, resumed):
@@ -424,9 +427,9 @@ def test_a_run_that_continues_after_its_last_audit_has_no_error_rate_left_for_te
 
 
 def test_a_whole_run_that_continues_is_not_tested_again() -> None:
-    recorder = WholeRunRecorder(
-        np.arange(COUNT) % 2 == 0, claim=ReadClaim(lambda: READ, GIVEN), checks=[NoiseCheck()]
-    )
+    scorer = WholeRun(np.arange(COUNT) % 2 == 0)
+    claim = ReadClaim(lambda: READ, GIVEN)
+    recorder = Recorder(claim=claim, num_steps=None, scorer=scorer, checks=[NoiseCheck()])
     rng, tested = np.random.default_rng(0), []
     for _ in range(2):
         for _ in range(30):

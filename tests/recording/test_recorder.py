@@ -9,15 +9,15 @@ from statistical_limits import LEVEL, most_flagged
 import dpaudit
 from dpaudit import _provenance
 from dpaudit.diagnostics import NoiseCheck
-from dpaudit.recording import UntestedError, WholeRunRecorder
+from dpaudit.recording import PerStep, Recorder, UntestedError, WholeRun
 from dpaudit.report import Run
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 
 
-def recorder_of(num_steps, num_canaries, noise, seed, **options):
-    rng = np.random.default_rng(seed)
-    recorder = dpaudit.Recorder(claim=CLAIM, num_steps=num_steps, **options)
+def recorder_of(num_steps, num_canaries, noise, seed, coupled=False, **options):
+    rng, scorer = np.random.default_rng(seed), PerStep(coupled=coupled)
+    recorder = dpaudit.Recorder(claim=CLAIM, num_steps=num_steps, scorer=scorer, **options)
     for _ in range(num_steps):
         present = rng.random(num_canaries) < 0.5
         recorder.record(present + noise * rng.standard_normal(num_canaries), present)
@@ -51,7 +51,11 @@ def test_the_json_of_an_audit_says_where_its_numbers_come_from_and_only_that_ask
 
 
 def test_an_epsilon_is_no_claim_of_steps():
-    whole = WholeRunRecorder(np.ones(4, bool), noise_multiplier=1.0, sample_rate=0.1, num_steps=9, delta=1e-5)
+    whole = Recorder(
+        claim=dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=9, delta=1e-5),
+        num_steps=9,
+        scorer=WholeRun(np.ones(4, bool)),
+    )
     for recorder in (recorder_of(5, 8, 1.0, seed=0), whole):
         with pytest.raises(
             dpaudit.InputError,
@@ -157,7 +161,7 @@ def test_what_was_recorded_can_be_put_into_another_recorder():
 
 def pairs(num_steps, seed=0, **options):
     rng = np.random.default_rng(seed)
-    recorder = dpaudit.Recorder(claim=CLAIM, num_steps=100, paired=True, **options)
+    recorder = dpaudit.Recorder(claim=CLAIM, num_steps=100, **options, scorer=PerStep(paired=True))
     for _ in range(num_steps):
         recorder.record([rng.standard_normal(), 1 + rng.standard_normal()], [False, True])
     return recorder
@@ -220,12 +224,20 @@ def test_presence_may_be_numbers_0_and_1_everywhere():
         recorder = dpaudit.Recorder(claim=CLAIM, num_steps=10)
         recorder.record(scores, present)
         assert recorder.state_dict()["present"].tolist() == [flags.tolist()]
-        whole = WholeRunRecorder(present, noise_multiplier=1.0, sample_rate=0.5, num_steps=1, delta=1e-5)
-        assert whole.present.tolist() == flags.tolist()
+        whole = Recorder(
+            claim=dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.5, num_steps=1, delta=1e-5),
+            num_steps=1,
+            scorer=WholeRun(present),
+        )
+        assert whole.state_dict()["present"].tolist() == flags.tolist()
         whole.record(scores)
         assert whole.observations.with_canary.size == 2
     with pytest.raises(dpaudit.InputError, match="present to hold only 0 and 1"):
-        WholeRunRecorder(2 * flags, noise_multiplier=1.0, sample_rate=0.5, num_steps=1, delta=1e-5)
+        Recorder(
+            claim=dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.5, num_steps=1, delta=1e-5),
+            num_steps=1,
+            scorer=WholeRun(2 * flags),
+        )
 
 
 def test_a_recorder_without_a_step_says_so():
@@ -238,8 +250,10 @@ def test_a_recorder_without_a_step_says_so():
 def whole_run(num_canaries, *, num_steps=50, rate=0.1, noise=0.8, seed=0, factor=1.0):
     rng = np.random.default_rng(seed)
     present = rng.random(num_canaries) < 0.5
-    recorder = WholeRunRecorder(
-        present, noise_multiplier=noise, sample_rate=rate, num_steps=num_steps, delta=1e-5
+    recorder = Recorder(
+        claim=dpaudit.Claim.dpsgd(noise_multiplier=noise, sample_rate=rate, num_steps=num_steps, delta=1e-5),
+        num_steps=num_steps,
+        scorer=WholeRun(present),
     )
     for _ in range(num_steps):
         is_in = present & (rng.random(num_canaries) < rate)
@@ -249,8 +263,10 @@ def whole_run(num_canaries, *, num_steps=50, rate=0.1, noise=0.8, seed=0, factor
 
 def test_log_likelihood_ratios_are_those_of_the_whole_run():
     scores = np.asarray([[0.3, 1.2], [-0.4, 2.0]])
-    recorder = WholeRunRecorder(
-        np.asarray([True, False]), noise_multiplier=0.7, sample_rate=0.2, num_steps=2, delta=1e-5
+    recorder = Recorder(
+        claim=dpaudit.Claim.dpsgd(noise_multiplier=0.7, sample_rate=0.2, num_steps=2, delta=1e-5),
+        num_steps=2,
+        scorer=WholeRun(np.asarray([True, False])),
     )
     for row in scores:
         recorder.record(row)
@@ -293,8 +309,10 @@ def test_the_bound_without_independence_is_below_the_one_with_it():
 
 
 def test_an_unfinished_whole_run_is_not_judged():
-    recorder = WholeRunRecorder(
-        np.asarray([True, False]), noise_multiplier=1.0, sample_rate=0.1, num_steps=9, delta=1e-5
+    recorder = Recorder(
+        claim=dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=9, delta=1e-5),
+        num_steps=9,
+        scorer=WholeRun(np.asarray([True, False])),
     )
     recorder.record([0.0, 1.0])
     with pytest.raises(dpaudit.InputError, match="all 9 steps to be recorded before the whole run"):

@@ -10,6 +10,7 @@ import pytest
 
 import dpaudit
 from dpaudit.errors import InputError, MissingExtraError
+from dpaudit.recording import PerStep
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 
@@ -28,7 +29,10 @@ def a_result() -> dpaudit.Result:
 
 
 def a_recorder(num_done: int, num_steps: int = 30, *, paired: bool = False) -> dpaudit.Recorder:
-    made, rng = dpaudit.Recorder(claim=CLAIM, num_steps=num_steps, paired=paired), np.random.default_rng(0)
+    made, rng = (
+        dpaudit.Recorder(claim=CLAIM, num_steps=num_steps, scorer=PerStep(paired=paired)),
+        np.random.default_rng(0),
+    )
     for _ in range(num_done):
         present = np.array([False, True]) if paired else rng.random(2) < 0.5
         made.record(present + 0.5 * rng.standard_normal(2), present)

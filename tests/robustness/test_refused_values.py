@@ -37,7 +37,7 @@ from dpaudit.diagnostics import Diagnostics
 from dpaudit.errors import InputError
 from dpaudit.observers import AuditSession
 from dpaudit.observers.step import observe_step
-from dpaudit.recording import LikelihoodRatios
+from dpaudit.recording import PerStep, WholeRun
 from dpaudit.stats import Bound, Estimate, Power, ThresholdRule
 from dpaudit.stats._result import ClaimPart
 from dpaudit.stats._roc_band import RocBand
@@ -219,7 +219,7 @@ def test_recorded_scores_are_plain_numbers(value: Any) -> None:
     present = np.array([True, False, True])
     for record in (
         lambda: _recorder().record(value, present),
-        lambda: LikelihoodRatios(present, noise_multiplier=1.0, sample_rate=0.5).record(value),
+        lambda: _whole_run(present).record(value),
     ):
         with pytest.raises(InputError, match="Expected scores to be"):
             record()
@@ -228,16 +228,17 @@ def test_recorded_scores_are_plain_numbers(value: Any) -> None:
 @pytest.mark.parametrize("noise", [1e-160, 1e300])
 def test_likelihood_ratios_have_a_noise_whose_square_is_a_number(noise: float) -> None:
     with pytest.raises(InputError, match=r"noise_multiplier=.* in \[1e-09, 1e\+09\]"):
-        LikelihoodRatios(np.array([True, False]), noise_multiplier=noise, sample_rate=0.5)
+        _whole_run(np.array([True, False]), noise)
 
 
 def test_likelihood_ratios_of_huge_scores_stay_numbers() -> None:
-    ratios = LikelihoodRatios(np.array([True, False]), noise_multiplier=1e-3, sample_rate=1.0)
+    recorder = _whole_run(np.array([True, False]), 1e-3, rate=1.0)
     with np.errstate(all="raise", under="ignore"):
         for sign in (1, -1, 1):
-            ratios.record(np.array([sign * 1e308, 0.5]))
-    assert np.isfinite(ratios.values).all()
-    assert ratios.values[0] > ratios.values[1] == 0
+            recorder.record(np.array([sign * 1e308, 0.5]))
+    ratios = recorder.state_dict()["ratios"]
+    assert np.isfinite(ratios).all()
+    assert ratios[0] > ratios[1] == 0
 
 
 @pytest.mark.parametrize("leaves", [3.5, np.array(1.0), {"a": "x"}, {"a": -1}, {"a": 1.5}, ["x"]], ids=repr)
@@ -290,6 +291,11 @@ def test_a_leak_of_any_size_is_planned_for_without_a_warning() -> None:
     assert found.num_steps is not None
 
 
+def _whole_run(present: Any, noise: float = 1.0, rate: float = 0.5) -> Recorder:
+    claim = Claim.dpsgd(noise_multiplier=noise, sample_rate=rate, num_steps=4, delta=1e-5)
+    return Recorder(claim=claim, num_steps=4, scorer=WholeRun(present))
+
+
 def _recorder() -> Recorder:
     return Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=4)
 
@@ -325,8 +331,12 @@ def test_other_damaged_states_are_refused(state: Any) -> None:
         num_steps=2,
         optimizer=SGD(learning_rate=1.0),
     )
-    ratios = LikelihoodRatios(np.array([True, False]), noise_multiplier=1.0, sample_rate=0.5)
-    for one in (_recorder(), ratios, Diagnostics(), Training(mlp(2, 2), data, settings)):
+    for one in (
+        _recorder(),
+        _whole_run(np.array([True, False])),
+        Diagnostics(),
+        Training(mlp(2, 2), data, settings),
+    ):
         with pytest.raises(InputError):
             one.load_state_dict(state)
 
@@ -363,10 +373,10 @@ def test_a_python_2_header_is_read_without_a_warning(tmp_path: Path) -> None:
 def test_scores_of_all_steps_fit_into_memory_before_the_first_is_recorded() -> None:
     claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
     with pytest.raises(InputError, match=r"num_steps=1000000000 x num_canaries=1000000 to fit into memory"):
-        Recorder(claim=claim, num_steps=10**9, num_canaries=10**6)
+        Recorder(claim=claim, num_steps=10**9, scorer=PerStep(num_canaries=10**6))
     for num_canaries in (10**400, Decimal(3), Fraction(10**400), -1):
         with pytest.raises(InputError, match="num_canaries="):
-            Recorder(claim=claim, num_steps=4, num_canaries=num_canaries)  # type: ignore[arg-type]
+            Recorder(claim=claim, num_steps=4, scorer=PerStep(num_canaries=num_canaries))  # type: ignore[arg-type]
     recorder = Recorder(claim=claim, num_steps=10**12)
     with pytest.raises(InputError, match=r"num_steps=1000000000000 x num_canaries=1000 to fit into memory"):
         recorder.record(np.zeros(1_000), np.zeros(1_000, bool))

@@ -7,6 +7,7 @@ import pytest
 
 import dpaudit
 from dpaudit.methods import examine
+from dpaudit.recording import PerStep
 from dpaudit.report import Run
 from dpaudit.stats._observations import scale_notes
 
@@ -75,7 +76,7 @@ def test_a_recorder_knows_canaries_that_are_shorter_than_the_clipping_norm():
     scores, present = step_scores(noise=0.1)
     notes = []
     for signal in (None, 0.4):
-        recorder = dpaudit.Recorder(claim=CLAIM, num_steps=200, signal=signal)
+        recorder = dpaudit.Recorder(claim=CLAIM, num_steps=200, scorer=PerStep(signal=signal))
         for row, mask in zip(scores, present, strict=True):
             recorder.record(row - 0.6 * mask, mask)
         notes.append(recorder.audit().notes)

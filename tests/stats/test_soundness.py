@@ -6,7 +6,7 @@ from scipy import special
 from statistical_limits import covers, room, share_room
 
 import dpaudit
-from dpaudit.recording import Recorder
+from dpaudit.recording import PerStep, Recorder
 from dpaudit.stats import Coverage, coverage, ideal_observations, tally
 
 QUICK = [
@@ -175,7 +175,7 @@ def test_a_run_may_be_stopped_or_continued_because_of_its_live_bound(planned, st
     mu, canaries = 1.0, 2 if paired else 16
 
     def once(rng):
-        recorder = Recorder(claim=claim_of(mu), num_steps=planned, paired=paired)
+        recorder = Recorder(claim=claim_of(mu), num_steps=planned, scorer=PerStep(paired=paired))
         is_bold = False
         for step in range(steps):
             present = np.asarray([[False, True]]) if paired else rng.random((1, canaries)) < 0.5
@@ -225,7 +225,7 @@ def test_canaries_that_overlap_are_covered(dimensions, is_long):
     mu, canaries = 1.0, 16
 
     def once(rng):
-        recorder = Recorder(claim=claim_of(mu), num_steps=40, coupled=True)
+        recorder = Recorder(claim=claim_of(mu), num_steps=40, scorer=PerStep(coupled=True))
         directions = rng.normal(size=(canaries, dimensions))
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
         lengths = np.where(rng.random(canaries) < 0.5, 0.5, 1.0)

@@ -14,7 +14,7 @@ from statistical_limits import count_range, room, share_room
 import dpaudit
 from dpaudit.accounting import SubsampledGaussian
 from dpaudit.accounting._log_ratios import log_ratio_attack
-from dpaudit.recording import Recorder, WholeRunRecorder
+from dpaudit.recording import PerStep, Recorder, WholeRun
 from dpaudit.stats._counts import StepScores
 from dpaudit.stats._planning import _Planner
 from dpaudit.stats._power import AuditDesign, BettingPower, needed_shift
@@ -67,7 +67,9 @@ def recorded(mu: float, num_steps: int, num_canaries: int, lengths: tuple[float,
     length = np.resize(lengths, num_canaries)
 
     def audit(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
-        recorder = Recorder(claim=gaussian_claim(mu), num_steps=num_steps, coupled=True, signal=1.0)
+        recorder = Recorder(
+            claim=gaussian_claim(mu), num_steps=num_steps, scorer=PerStep(coupled=True, signal=1.0)
+        )
         for _ in range(num_steps):
             present = rng.random(num_canaries) < 0.5
             noise = rng.standard_normal(num_canaries) / (parameter * length)
@@ -80,8 +82,12 @@ def recorded(mu: float, num_steps: int, num_canaries: int, lengths: tuple[float,
 def whole_run(noise: float, rate: float, num_steps: int, num_canaries: int) -> Audit:
     def audit(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
         present = rng.random(num_canaries) < 0.5
-        recorder = WholeRunRecorder(
-            present, noise_multiplier=noise, sample_rate=rate, num_steps=num_steps, delta=DELTA
+        recorder = Recorder(
+            claim=dpaudit.Claim.dpsgd(
+                noise_multiplier=noise, sample_rate=rate, num_steps=num_steps, delta=DELTA
+            ),
+            num_steps=num_steps,
+            scorer=WholeRun(present),
         )
         for _ in range(num_steps):
             joined = present & (rng.random(num_canaries) < rate)

@@ -336,7 +336,7 @@ def test_an_audit_with_a_seed_of_chance_goes_on_with_that_seed():
     resumed.load_state_dict(stopped.state_dict())
     for training in (stopped, resumed):
         finished(training)
-    np.testing.assert_array_equal(first.recorder.present, second.recorder.present)
+    np.testing.assert_array_equal(first.recorder.scorer.present, second.recorder.scorer.present)
     np.testing.assert_array_equal(
         first.recorder.observations.with_canary, second.recorder.observations.with_canary
     )

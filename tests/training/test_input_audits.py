@@ -132,7 +132,7 @@ def noise_of(audit, **options):
     train(audit, looked, **options)
     kept = audit.recorder.state_dict()
     directions, lengths = looked.directions, looked.lengths
-    if audit.recorder._paired:  # two scores of one canary, whose noise is drawn anew
+    if isinstance(audit, TwoBatches):  # two scores of one canary, whose noise is drawn anew
         kept |= {name: kept[name].reshape(-1, 1) for name in ("scores", "present")}
         directions, lengths = (np.repeat(each, 2, axis=0) for each in (directions, lengths))
     return statistics(
@@ -379,7 +379,7 @@ def test_augmented_canaries_are_scored_by_the_mean_gradient_of_their_augmentatio
 def test_a_canary_drawn_with_a_rate_is_in_so_many_second_batches():
     audit = paper(dpaudit.Mislabelled(), canary_rate=0.25, residual=True)
     train(audit, num_steps=200)
-    assert audit.recorder._tradeoff == dpaudit.SubsampledGaussian(0.25, 1)
+    assert audit.recorder.audit().bound.tradeoff == dpaudit.SubsampledGaussian(0.25, 1)
     scores = audit.recorder.observations.with_canary
     assert scores.mean() == pytest.approx(0.25, abs=room(scores.std() / np.sqrt(200)))
 

@@ -28,6 +28,7 @@ import torch
 from digits_training import DELTA, dpsgd_training, finished
 
 import dpaudit
+from dpaudit.recording import PerStep
 from dpaudit.training import OneRun, TwoBatches
 from dpaudit.training.data import cifar10, digits, hold_out, idx_images, location
 from dpaudit.training.models import conv_net, mlp, wide_resnet
@@ -96,7 +97,7 @@ class _BothScores(TwoBatches):
 
     def attach(self, training):
         super().attach(training)
-        self.residual = self._step_recorder(training, None, paired=True)
+        self.residual = self._make_recorder(training, PerStep(paired=True))
 
     def observe(self, step):
         rows = self._inserter.rows(step.index, [0])

@@ -20,7 +20,7 @@ import numpy as np
 import dpaudit
 from dpaudit import stats
 from dpaudit.accounting import SubsampledGaussian
-from dpaudit.recording import Recorder, WholeRunRecorder
+from dpaudit.recording import PerStep, Recorder, WholeRun
 from dpaudit.stats import too_many_correct, unrefuted
 
 DELTA = 1e-5
@@ -125,7 +125,7 @@ def pairs(mu: float, num_steps: int, rate: float = 1.0) -> Draw:
     claim = dpaudit.Claim.dpsgd(noise_multiplier=1 / mu, sample_rate=0.01, num_steps=num_steps, delta=DELTA)
 
     def draw(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
-        recorder = Recorder(claim=claim, num_steps=num_steps, paired=True, tradeoff=tradeoff)
+        recorder = Recorder(claim=claim, num_steps=num_steps, scorer=PerStep(paired=True, tradeoff=tradeoff))
         means = np.stack([np.zeros(num_steps), rng.random(num_steps) < rate], axis=1)
         for scores in means + rng.standard_normal(means.shape) / parameter:
             recorder.record(scores, [False, True])
@@ -139,8 +139,12 @@ def whole_run(noise: float, rate: float, num_steps: int, num_canaries: int) -> D
 
     def draw(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
         present = rng.random(num_canaries) < 0.5
-        recorder = WholeRunRecorder(
-            present, noise_multiplier=noise, sample_rate=rate, num_steps=num_steps, delta=DELTA
+        recorder = Recorder(
+            claim=dpaudit.Claim.dpsgd(
+                noise_multiplier=noise, sample_rate=rate, num_steps=num_steps, delta=DELTA
+            ),
+            num_steps=num_steps,
+            scorer=WholeRun(present),
         )
         for _ in range(num_steps):
             joined = present & (rng.random(num_canaries) < rate)

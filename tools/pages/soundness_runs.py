@@ -26,7 +26,7 @@ from soundness_steps import (
 import dpaudit
 from dpaudit.accounting import noise_for_epsilon
 from dpaudit.diagnostics import NoiseCheck, ObservedStep
-from dpaudit.recording import Recorder, WholeRunRecorder
+from dpaudit.recording import PerStep, Recorder, WholeRun
 from dpaudit.stats import Coverage, Estimate
 
 RATE, STEPS = 4096 / 50000, 2500  # the paper's main setting
@@ -47,7 +47,7 @@ def watched(rng: Rng, mu: float, *, planned: int | None, steps: int, canaries: i
 
 def watched_pairs(rng: Rng, mu: float, *, steps: int) -> float:
     """Show the bound of pairs after every step, and audit at the end."""
-    recorder = Recorder(claim=gaussian_claim(mu), num_steps=steps, paired=True)
+    recorder = Recorder(claim=gaussian_claim(mu), num_steps=steps, scorer=PerStep(paired=True))
     for scores in rng.standard_normal((steps, 2)) / mu + [0.0, 1.0]:
         recorder.record(scores, [False, True])
         if recorder.live().is_violation:
@@ -80,7 +80,9 @@ def repeated_counts(rng: Rng, mu: float, *, size: int, every: int) -> float:
 
 def audited_twice(rng: Rng, mu: float, *, steps: int, canaries: int) -> float:
     """Audit in the middle and at the end of a planned run, with tests; return twice the truth if refuted."""
-    recorder = Recorder(claim=gaussian_claim(mu), num_steps=steps, checks=[NoiseCheck()], signal=1.0)
+    recorder = Recorder(
+        claim=gaussian_claim(mu), num_steps=steps, checks=[NoiseCheck()], scorer=PerStep(signal=1.0)
+    )
     is_refuted = False
     for number in range(steps):
         noise, present = rng.standard_normal(canaries) / mu, rng.random(canaries) < 0.5
@@ -109,8 +111,10 @@ def small_p_value(rng: Rng, mu: float, *, size: int | tuple[int, int], confidenc
 
 def whole_run(rng: Rng, mu: float, *, rate: float, steps: int, canaries: int, one_run: bool) -> float:
     present = rng.random(canaries) < 0.5
-    recorder = WholeRunRecorder(
-        present, noise_multiplier=1 / mu, sample_rate=rate, num_steps=steps, delta=DELTA
+    recorder = Recorder(
+        claim=dpaudit.Claim.dpsgd(noise_multiplier=1 / mu, sample_rate=rate, num_steps=steps, delta=DELTA),
+        num_steps=steps,
+        scorer=WholeRun(present),
     )
     for _ in range(steps):
         is_drawn = present & (rng.random(canaries) < rate)
@@ -339,7 +343,7 @@ def _whole_runs(repetitions: int, fewer: int) -> Section:
         title="Whole runs with sampled entries",
         text=(
             "Canaries are entries that Poisson sampling draws; each has one score, its log-likelihood"
-            " ratio over the run. 500 canaries, bounds of `WholeRunRecorder`."
+            " ratio over the run. 500 canaries, bounds of `WholeRun`."
         ),
         head=("bound", "sample rate", "steps"),
         trials=tuple(

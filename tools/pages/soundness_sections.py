@@ -150,7 +150,7 @@ def _against_counts(repetitions: int) -> Section:
                 counted=counted,
             )
             for name, counted in (
-                ("`Recorder(paired=True)`", False),
+                ("`PerStep(paired=True)`", False),
                 ("`JointExact()`, assumption violated", True),
             )
             for mu in (0.3, 1.0)

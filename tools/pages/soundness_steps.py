@@ -13,7 +13,7 @@ import numpy as np
 from scipy import special, stats
 
 import dpaudit
-from dpaudit.recording import Recorder
+from dpaudit.recording import PerStep, Recorder
 from dpaudit.stats import Coverage, tally
 from dpaudit.stats.inference import BoundQuery
 
@@ -240,7 +240,7 @@ def overlapping(rng: Rng, mu: float, *, canaries: int, dimensions: int, shortest
     Everything known except the canary itself is subtracted from the release before it is scored: also the
     other canaries that were present.
     """
-    recorder = Recorder(claim=gaussian_claim(mu), num_steps=steps, coupled=True)
+    recorder = Recorder(claim=gaussian_claim(mu), num_steps=steps, scorer=PerStep(coupled=True))
     directions = rng.standard_normal((canaries, dimensions))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     lengths = rng.uniform(shortest, 1.0, canaries)
@@ -347,7 +347,7 @@ def _joint_exact(fp: int, fn: int, size: int) -> float:
 def against_counts(rng: Rng, mu: float, *, num_steps: int, counted: bool) -> float:
     """Audit pairs of a mechanism that chooses its false positive rate by the errors so far."""
     policy = _policy_against_counts(mu, num_steps)
-    recorder = Recorder(claim=gaussian_claim(mu), num_steps=num_steps, paired=True)
+    recorder = Recorder(claim=gaussian_claim(mu), num_steps=num_steps, scorer=PerStep(paired=True))
     fp = fn = 0
     for step in range(num_steps):
         values = _at_point(rng, np.asarray([False, True]), mu, float(policy[step, fp, fn]))

@@ -23,7 +23,7 @@ from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError
 from dpaudit.methods import MethodComparison, NamedBound, examine
-from dpaudit.recording._whole_run import WHOLE_RUN_RULE
+from dpaudit.recording import WHOLE_RUN_RULE
 from dpaudit.stats import (
     ONE_RUN,
     RUN,

@@ -40,7 +40,7 @@ from dpaudit.experiments.config._schema import (
     ShuffledBatchesConfig,
     TrainingConfig,
 )
-from dpaudit.recording import LiveBound, Recorder
+from dpaudit.recording import LiveBound
 from dpaudit.training import (
     DPSGD,
     SGD,
@@ -139,7 +139,7 @@ def build(
         sampling=_sampling(config.training, resolved),
         mechanism=mechanism_of(config.training, resolved),
     )
-    if isinstance(audit.recorder, Recorder):
+    if not isinstance(audit, EndToEnd):
         # the accountant's table for live bounds, in advance, so that it does not distort step timings
         hypothesis = audit.recorder.claim.hypothesis(None)
         hypothesis.epsilon(hypothesis.parameter)

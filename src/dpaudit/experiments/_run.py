@@ -34,7 +34,7 @@ from dpaudit.experiments._resolved import Resolved, require_same_code, require_s
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, run_many
 from dpaudit.experiments.config import Config
 from dpaudit.experiments.config._schema import ManyRunsConfig
-from dpaudit.recording import WholeRunRecorder
+from dpaudit.training import EndToEnd
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _arrays(experiment: Experiment | FinalModel) -> dict[str, np.ndarray]:
     if isinstance(experiment, FinalModel):
         return {"scores": experiment.scores, "present": experiment.present}
     state = experiment.audit.recorder.state_dict()
-    if isinstance(experiment.audit.recorder, WholeRunRecorder):
+    if isinstance(experiment.audit, EndToEnd):
         return {"log_likelihood_ratios": state["ratios"], "present": state["present"]}
     return {"scores": state["scores"], "present": state["present"]}
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial, wraps
+from functools import wraps
 from types import TracebackType
-from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, NoReturn, ParamSpec, Protocol
 
 import numpy as np
 
@@ -35,30 +35,30 @@ from dpaudit.recording import (
     DPSGDParams,
     LiveBound,
     ObservedCanaries,
+    PerStep,
     ReadClaim,
     Recorder,
     TrainingInfo,
-    WholeRunRecorder,
+    WholeRun,
 )
 
-AnyRecorder = TypeVar("AnyRecorder", bound=Recorder | WholeRunRecorder)
 P = ParamSpec("P")
 MIXTURE = Mixture()
 _NUM_CANARIES = 64
 
 
-class AuditSession(AbstractContextManager[AnyRecorder], Generic[AnyRecorder]):
+class AuditSession(AbstractContextManager[Recorder]):
     """The time in which steps are audited: a ``with`` block, or from ``start()`` to ``stop()``.
 
     A session is used once, because its recorder holds the steps of one training run.
     """
 
-    _recorder: AnyRecorder | None = None
+    _recorder: Recorder | None = None
 
-    def __init__(self, name: str, inside: AbstractContextManager[AnyRecorder]) -> None:
+    def __init__(self, name: str, inside: AbstractContextManager[Recorder]) -> None:
         self._name, self._inside, self._was_started = name, inside, False
 
-    def start(self) -> AnyRecorder:
+    def start(self) -> Recorder:
         """Install the observer; return the recorder of the steps from now on."""
         if self._was_started:
             raise InputError(
@@ -83,7 +83,7 @@ class AuditSession(AbstractContextManager[AnyRecorder], Generic[AnyRecorder]):
         finally:
             recorder.close()
 
-    def __enter__(self) -> AnyRecorder:
+    def __enter__(self) -> Recorder:
         return self.start()
 
     def __exit__(
@@ -99,12 +99,12 @@ class AuditSession(AbstractContextManager[AnyRecorder], Generic[AnyRecorder]):
         )
 
 
-def session(observe: Callable[P, Iterator[AnyRecorder]]) -> Callable[P, AuditSession[AnyRecorder]]:
+def session(observe: Callable[P, Iterator[Recorder]]) -> Callable[P, AuditSession]:
     """Make an :class:`AuditSession` of a function that installs an observer and yields its recorder."""
     manager = contextmanager(observe)
 
     @wraps(observe)
-    def around(*args: P.args, **options: P.kwargs) -> AuditSession[AnyRecorder]:
+    def around(*args: P.args, **options: P.kwargs) -> AuditSession:
         return AuditSession(observe.__name__, manager(*args, **options))
 
     return around
@@ -212,17 +212,29 @@ class StepRecorder:
         settings: Sequence[RunCheck] = (),
         checks: Sequence[RunCheck] = (),
         entries: BoolArray | None = None,
+        finished: Callable[[float], None] | None = None,
+        coupled: bool = False,
+        reach: float = 1.0,
+        num_canaries: int | None = None,
+        canaries: ObservedCanaries | None = None,
         facts: Callable[[], TrainingInfo],
         **options: Any,
     ) -> None:
         self.batches, self.is_over = batches, False
         self.checks: list[RunCheck] = [*settings, SumRecord(), batches, *checks]
         """All checks but those of the noise."""
-        make: Any = Recorder if entries is None else partial(WholeRunRecorder, entries)
-        self.recorder: Recorder = make(
+        signal = min(canary.scale, 1.0) if isinstance(canary, GradientCanary) else 1.0
+        scorer: PerStep | WholeRun
+        if entries is not None:
+            scorer = WholeRun(entries, signal=signal, reach=reach, finished=finished)
+        else:
+            scorer = PerStep(
+                coupled=coupled, signal=signal, reach=reach, num_canaries=num_canaries, canaries=canaries
+            )
+        self.recorder = Recorder(
             claim=ReadClaim(read, claimed) if claim is None else claim,
             num_steps=claimed.num_steps,
-            signal=min(canary.scale, 1.0) if isinstance(canary, GradientCanary) else 1.0,
+            scorer=scorer,
             facts=facts,
             checks=[NoiseCheck(), *self.checks],
             **options,

@@ -38,8 +38,7 @@ from dpaudit.observers._neighbors import Neighbor
 from dpaudit.observers._replay import compare_neighbors
 from dpaudit.observers._replay_result import ReleaseFunction, ReplayResult
 from dpaudit.observers._residuals import StepNoise, SumOfOthers, UnknownSumError, is_refuted
-from dpaudit.recording import LiveBound, ObservedCanaries, Recorder, TrainingInfo
-from dpaudit.recording._claim_source import claimed_mu
+from dpaudit.recording import LiveBound, ObservedCanaries, PerStep, Recorder, TrainingInfo, claimed_noise
 
 __all__ = ["ReplayResult", "observe_loss_step", "observe_step", "replay"]
 
@@ -182,11 +181,14 @@ def _run_steps(
     layout = _fitting(replace(layout, largest=largest / norm), gradients)
     drawn = _DrawnCanaries(draws, layout)
     own_noise, num_others = draws.rng(0, _OWN_NOISE), list[int]()
-    mu = claimed_mu(claim)
+    multiplier = claimed_noise(claim)
     noise = (
         None
-        if mu is None
-        else StepNoise(gradients, max_grad_norm=norm, noise_multiplier=1 / mu, rng=own_noise)
+        if multiplier is None
+        else StepNoise(gradients, max_grad_norm=norm, noise_multiplier=multiplier, rng=own_noise)
+    )
+    observed = ObservedCanaries(
+        draws.canary, drawn.directions, lambda: layout, lambda: eps, num_others=num_others.__getitem__
     )
     recorder = Recorder(
         claim=claim,
@@ -195,12 +197,10 @@ def _run_steps(
         tests=tests,
         callbacks=callbacks,
         checks=[NoiseCheck(), BatchRecord(uncovered)],
-        signal=min(draws.canary.scale, 1.0),
-        facts=lambda: TrainingInfo(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
-        num_canaries=draws.num_canaries,
-        canaries=ObservedCanaries(
-            draws.canary, drawn.directions, lambda: layout, lambda: eps, num_others=num_others.__getitem__
+        scorer=PerStep(
+            signal=min(draws.canary.scale, 1.0), num_canaries=draws.num_canaries, canaries=observed
         ),
+        facts=lambda: TrainingInfo(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
     )
     others = SumOfOthers(as_numpy(gradients), norm)
     for index in range(num_steps):

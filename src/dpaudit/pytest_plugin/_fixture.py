@@ -26,11 +26,10 @@ from dpaudit.observers._residuals import UnknownSumError
 from dpaudit.observers.step import OTHERS_REPLACED, observe_step
 from dpaudit.pytest_plugin._suite import AuditCall, SuiteAudits
 from dpaudit.pytest_plugin._summary import UnderpoweredWarning, mark_incomplete, note, note_error
-from dpaudit.recording import MissingCanaryError, Recorder, TrainingInfo, WholeRunRecorder
-from dpaudit.recording._joint_verdict import ScoreSummary, SupportsDiagnose, claimed_noise
+from dpaudit.recording import MissingCanaryError, Recorder, SupportsDiagnose, TrainingInfo, claimed_noise
+from dpaudit.recording._joint_verdict import ScoreSummary
 from dpaudit.stats import PRIVACY, Result, Verdict
 
-AnyRecorder = Recorder | WholeRunRecorder
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _MIXTURE, _MIXED = Mixture(), Mixed()
@@ -87,11 +86,11 @@ class DpAudit:
     @overload
     def __call__(self, subject: Diagnostics, **options: Any) -> Diagnosis: ...
     @overload
-    def __call__(self, subject: Callable[[Any], Any] | AnyRecorder, **options: Any) -> AuditOutcome: ...
+    def __call__(self, subject: Callable[[Any], Any] | Recorder, **options: Any) -> AuditOutcome: ...
     def __call__(self, subject: Any, **options: Any) -> AuditOutcome | Diagnosis:
         """Audit ``subject``; keywords are as in :meth:`step`, :meth:`recorded` or :meth:`diagnosed`."""
         __tracebackhide__ = True
-        if isinstance(subject, AnyRecorder):
+        if isinstance(subject, Recorder):
             return self.recorded(subject, **options)
         if isinstance(subject, Diagnostics):
             return self.diagnosed(subject, **options)
@@ -151,7 +150,7 @@ class DpAudit:
     @_audit_call
     def recorded(
         self,
-        recorder: AnyRecorder,
+        recorder: Recorder,
         *,
         tests: SupportsDiagnose | None = None,
         confidence: float | None = None,  # noqa: ARG002
@@ -181,7 +180,7 @@ class DpAudit:
         self._report = FailureMessage(self._session, call, test_confidence)
         return self._report
 
-    def _audit(self, recorder: AnyRecorder, **options: Any) -> AuditOutcome:
+    def _audit(self, recorder: Recorder, **options: Any) -> AuditOutcome:
         __tracebackhide__ = True
         try:
             outcome = AuditOutcome(recorder.audit(confidence=1 - self._report.error_rate, **options))
@@ -198,7 +197,7 @@ class DpAudit:
         note_error(self._node, self._report.call.number)
         pytest.fail(self._report.no_verdict(why, gap, facts), pytrace=False)
 
-    def _conclude(self, outcome: AuditOutcome, recorder: AnyRecorder) -> AuditOutcome:
+    def _conclude(self, outcome: AuditOutcome, recorder: Recorder) -> AuditOutcome:
         __tracebackhide__ = True
         result = outcome.result
         note(self._node, self._report.call.number, result, outcome.diagnosis)
@@ -227,11 +226,11 @@ class AuditOutcome:
         return bool(self.result.refuted)
 
 
-def _summarized(recorder: AnyRecorder) -> ScoreSummary | None:
+def _summarized(recorder: Recorder) -> ScoreSummary | None:
     """Return the noise and signal of scores of single steps."""
-    if not isinstance(recorder, Recorder):
-        return None
     state = recorder.state_dict()
+    if "scores" not in state:
+        return None
     return ScoreSummary.of(state["scores"], state["present"], recorder.facts)
 
 

@@ -1,26 +1,29 @@
-"""Recorders: what an audit collects during a training run, whatever library trains the model.
+"""The recorder: what an audit collects during a training run, whatever library trains the model.
 
-:class:`Recorder` keeps the scores of every step, :class:`WholeRunRecorder` one score per canary for the whole
-run. Observers assemble them from parts: a source of the claim, checks of the steps, facts about the training
-run.
+A :class:`Recorder` has a scorer: :class:`PerStep` keeps the scores of every step, :class:`WholeRun` one score
+per canary for the whole run. Observers add further parts: a source of the claim, checks of the steps, facts
+about the training run.
 """
 
 from dpaudit.diagnostics import ObservedStep, StepCheck
-from dpaudit.recording._claim_source import DPSGDParams, ReadClaim, TrainingInfo
+from dpaudit.recording._claim_source import DPSGDParams, ReadClaim, TrainingInfo, UntestedError, claimed_noise
 from dpaudit.recording._joint_verdict import SupportsDiagnose
-from dpaudit.recording._recorder import Recorder
+from dpaudit.recording._per_step import LiveBound, PerStep
+from dpaudit.recording._recorder import CanaryScorer, Recorder
 from dpaudit.recording._score_log import ObservedCanaries
-from dpaudit.recording._signal_check import MissingCanaryError, UntestedError
-from dpaudit.recording._trajectory import LiveBound, Trajectory, TrajectoryPoint
-from dpaudit.recording._whole_run import LikelihoodRatios, WholeRunRecorder
+from dpaudit.recording._signal_check import MissingCanaryError
+from dpaudit.recording._trajectory import Trajectory, TrajectoryPoint
+from dpaudit.recording._whole_run import WHOLE_RUN_RULE, WholeRun
 
 __all__ = [
+    "WHOLE_RUN_RULE",
+    "CanaryScorer",
     "DPSGDParams",
-    "LikelihoodRatios",
     "LiveBound",
     "MissingCanaryError",
     "ObservedCanaries",
     "ObservedStep",
+    "PerStep",
     "ReadClaim",
     "Recorder",
     "StepCheck",
@@ -29,5 +32,6 @@ __all__ = [
     "Trajectory",
     "TrajectoryPoint",
     "UntestedError",
-    "WholeRunRecorder",
+    "WholeRun",
+    "claimed_noise",
 ]

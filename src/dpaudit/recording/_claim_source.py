@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dpaudit import _validate
 from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, InputCanary
 from dpaudit.errors import InputError
-from dpaudit.recording._signal_check import UntestedError
 from dpaudit.stats import DEFAULT, GIVEN, READ, Gaussian, TradeOff
 
 T = TypeVar("T")
@@ -29,7 +28,7 @@ CLAIM_PARTS = (
     "noise_multiplier=..., sample_rate=... and num_steps=... of the claim (noise_for_epsilon() returns the "
     "noise multiplier of an epsilon)"
 )
-_RECORDED = "the number of recorded steps"
+_WHOLE_CLAIM = "claim=Claim.dpsgd(noise_multiplier=..., sample_rate=..., num_steps=..., delta=...)"
 SAME_RATE = 0.01  # rates derived from batches and from examples differ by less
 
 
@@ -114,114 +113,70 @@ class TrainingInfo:
 UNKNOWN = DPSGDParams()
 
 
-class ClaimSource(Protocol):
-    """The part of a recorder that provides the claim."""
-
-    def pop_params(self, keywords: dict[str, Any]) -> DPSGDParams:
-        """Remove the parts of a claim from the keywords of ``audit()`` and return them; reject an epsilon."""
-
-    def claim(self, num_done: int, given: DPSGDParams = UNKNOWN, *, may_be_longer: bool = False) -> Claim:
-        """Return the claim about a run with ``num_done`` steps so far; ``given`` takes precedence.
-
-        Raise an ``InputError`` if the run is longer than claimed, unless it ``may_be_longer``.
-        """
-
-    @property
-    def is_gaussian(self) -> bool:
-        """Whether the claim is about Gaussian noise, which can be tested."""
-
-    def noise_multiplier(self, given: float | None) -> float:
-        """Return the noise multiplier to test noise against: the given one, else the claimed one."""
-
-    def sample_rate(self) -> float | None:
-        """Return the claimed sample rate to test batches against, if it is known."""
-
-    def step_curve(self, tradeoff: TradeOff | None) -> tuple[TradeOff, float | None]:
-        """Return the curve of a step at the claim's delta, and its claimed parameter if known by now."""
-
-    def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
-        """Return contradictions between claim and training run that per-step scores do not reveal."""
-
-
-class GivenClaim:
-    """A claim known before the first step."""
-
-    def __init__(self, claim: Claim) -> None:
-        self._claim = claim
-
-    def pop_params(self, keywords: dict[str, Any]) -> DPSGDParams:
-        _validate.no_epsilon(
-            keywords, "claim=Claim.dpsgd(noise_multiplier=..., sample_rate=..., num_steps=..., delta=...)"
-        )
-        return UNKNOWN
-
-    def claim(self, num_done: int, given: DPSGDParams = UNKNOWN, *, may_be_longer: bool = False) -> Claim:
-        del num_done, given, may_be_longer
-        return self._claim
-
-    @property
-    def is_gaussian(self) -> bool:
-        return claimed_mu(self._claim) is not None
-
-    def noise_multiplier(self, given: float | None) -> float:
-        mu = claimed_mu(self._claim)
-        if mu is None:
-            raise UntestedError(
-                f"Expected a claim about Gaussian noise to test the noise against, got {self._claim.summary}."
-            )
-        return given or 1 / mu
-
-    def sample_rate(self) -> float | None:
-        return None if self._claim.training is None else self._claim.training.sample_rate
-
-    def step_curve(self, tradeoff: TradeOff | None) -> tuple[TradeOff, float | None]:
-        hypothesis = self._claim.hypothesis(tradeoff)
-        return hypothesis.tradeoff.at(self._claim.delta), hypothesis.parameter
-
-    def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
-        del given
-        return ()
+class UntestedError(InputError):
+    """There is no noise to test, or the tests would not have their stated error rate."""
 
 
 class ReadClaim:
     """A DP-SGD claim with parameters ``read`` from the training run; ``given`` takes precedence.
 
     Numbers that are given are checked at once, not after hours of training. If the number of steps is
-    unknown, the claim covers the recorded steps.
+    unknown, the claim covers the recorded steps. A ``fixed`` claim is known before the first step.
     """
 
-    def __init__(self, read: Callable[[], DPSGDParams], given: DPSGDParams = UNKNOWN) -> None:
-        self._read, self._given = read, given.require_valid()
-        self._made: dict[tuple[DPSGDParams, tuple[str, ...]], Claim] = {}  # epsilons are computed once
+    def __init__(
+        self, read: Callable[[], DPSGDParams], given: DPSGDParams = UNKNOWN, *, fixed: Claim | None = None
+    ) -> None:
+        self._read, self._given, self._fixed = read, given.require_valid(), fixed
+        self._claims: dict[tuple[DPSGDParams, tuple[str, ...]], Claim] = {}  # epsilons are computed once
+
+    @classmethod
+    def of(cls, claim: Claim | ReadClaim) -> ReadClaim:
+        """Return the source of a claim, which may be the claim itself."""
+        if isinstance(claim, ReadClaim):
+            return claim
+        rate = None if claim.training is None else claim.training.sample_rate
+        numbers = DPSGDParams(noise_multiplier=claimed_noise(claim), sample_rate=rate)
+        return cls(FrozenValue(numbers), fixed=claim)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_read": FrozenValue(self._read())}
 
     def pop_params(self, keywords: dict[str, Any]) -> DPSGDParams:
+        """Remove the parts of a claim from the keywords of ``audit()`` and return them; reject an epsilon."""
+        if self._fixed is not None:
+            _validate.no_epsilon(keywords, _WHOLE_CLAIM)
+            return UNKNOWN
         _validate.no_epsilon(keywords, CLAIM_PARTS)
         return DPSGDParams(**{name: keywords.pop(name) for name in _MISSING if name in keywords})
 
-    def params(self, num_done: int, given: DPSGDParams = UNKNOWN) -> DPSGDParams:
+    def params(self, num_done: int, overrides: DPSGDParams = UNKNOWN) -> DPSGDParams:
         """Return the parameters known so far."""
-        params = self._read().overridden(self._given).overridden(given)
+        params = self._read().overridden(self._given).overridden(overrides)
         return DPSGDParams(num_steps=num_done or None).overridden(params)
 
-    def claim(self, num_done: int, given: DPSGDParams = UNKNOWN, *, may_be_longer: bool = False) -> Claim:
-        params = self.params(num_done, given)
+    def claim(self, num_done: int, overrides: DPSGDParams = UNKNOWN, *, may_be_longer: bool = False) -> Claim:
+        """Return the claim about a run with ``num_done`` steps so far; ``overrides`` take precedence.
+
+        Raise an ``InputError`` if the run is longer than claimed, unless it ``may_be_longer``.
+        """
+        if self._fixed is not None:
+            return self._fixed
+        params = self.params(num_done, overrides)
         if params.num_steps is not None and num_done > params.num_steps and not may_be_longer:
             raise InputError(
                 f"Expected at most num_steps={params.num_steps} steps, the number in the claim, got "
                 f"{num_done}: a longer run has a larger epsilon, which the claim does not cover."
             )
-        sources = self._sources(given)
+        sources = self._sources(overrides)
         key = params, tuple(source for source, _ in sources.values())
-        if key not in self._made:
-            self._made[key] = Claim.dpsgd(**params.known()).with_sources(sources)
-        return self._made[key]
+        if key not in self._claims:
+            self._claims[key] = Claim.dpsgd(**params.known()).with_sources(sources)
+        return self._claims[key]
 
-    def _sources(self, given: DPSGDParams) -> dict[str, tuple[str, str]]:
+    def _sources(self, overrides: DPSGDParams) -> dict[str, tuple[str, str]]:
         """Return the source of each number: given here or to ``audit()``, read, or the default."""
-        read, explicit = self._read(), self._given.overridden(given)
+        read, explicit = self._read(), self._given.overridden(overrides)
         sources = {}
         for name in _MISSING:
             if getattr(explicit, name) is not None:
@@ -229,33 +184,43 @@ class ReadClaim:
             elif getattr(read, name) is not None:
                 sources[name] = READ, read.origins.get(name, "the training run")
             else:
-                sources[name] = DEFAULT, _RECORDED
+                sources[name] = DEFAULT, "the number of recorded steps"
         return sources
 
     @property
     def is_gaussian(self) -> bool:
-        return True
+        """Whether the claim is about Gaussian noise, which can be tested."""
+        return self._fixed is None or claimed_noise(self._fixed) is not None
 
-    def noise_multiplier(self, given: float | None) -> float:
-        params = self.params(0, DPSGDParams(noise_multiplier=given)).known("noise_multiplier")
+    def noise_multiplier(self, override: float | None) -> float:
+        """Return the noise multiplier to test noise against: the override, else the claimed one."""
+        if not self.is_gaussian:
+            raise UntestedError(
+                f"Expected a claim about Gaussian noise to test the noise against, got {self._fixed}."
+            )
+        params = self.params(0, DPSGDParams(noise_multiplier=override)).known("noise_multiplier")
         return float(params["noise_multiplier"])
 
     def sample_rate(self) -> float | None:
+        """Return the claimed sample rate to test batches against, if it is known."""
         return self.params(0).sample_rate
 
     def step_curve(self, tradeoff: TradeOff | None) -> tuple[TradeOff, float | None]:
-        params = self.params(1)
-        if tradeoff is None:
-            return Gaussian(), 1 / params.noise_multiplier if params.noise_multiplier else None
+        """Return the curve of a step at the claim's delta, and its claimed parameter if known by now."""
         try:
-            hypothesis = Claim.dpsgd(**params.known()).hypothesis(tradeoff)
+            claim = self.claim(1)
         except InputError:  # a part of the claim is not known yet
+            params = self.params(1)
+            if tradeoff is None:
+                return Gaussian(), 1 / params.noise_multiplier if params.noise_multiplier else None
             return tradeoff if params.delta is None else tradeoff.at(params.delta), None
-        return hypothesis.tradeoff.at(params.known("delta")["delta"]), hypothesis.parameter
+        hypothesis = claim.hypothesis(tradeoff)
+        return hypothesis.tradeoff.at(claim.delta), hypothesis.parameter
 
-    def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
+    def remarks(self, overrides: DPSGDParams) -> tuple[str, ...]:
+        """Return contradictions between claim and training run that per-step scores do not reveal."""
         read = self._read().sample_rate
-        claimed = self._given.overridden(given).sample_rate
+        claimed = self._given.overridden(overrides).sample_rate
         if read is None or claimed is None or math.isclose(read, claimed, rel_tol=SAME_RATE):
             return ()
         return (
@@ -264,8 +229,7 @@ class ReadClaim:
         )
 
 
-def claimed_mu(claim: Claim) -> float | None:
-    """Return 1 / noise multiplier of a claimed step; None if the claim is not about Gaussian noise."""
-    hypothesis = claim.hypothesis(None)
-    is_known = isinstance(hypothesis.tradeoff, Gaussian) and hypothesis.parameter > 0
-    return hypothesis.parameter if is_known else None
+def claimed_noise(claim: object) -> float | None:
+    """Return the claimed noise multiplier, if the claim states Gaussian noise."""
+    noise = claim.mechanism.noise if isinstance(claim, Claim) else None
+    return None if noise is None else noise.std

@@ -29,9 +29,8 @@ from dpaudit.diagnostics import (
 )
 from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError, quoted
-from dpaudit.recording._claim_source import ClaimSource, TrainingInfo, claimed_mu
-from dpaudit.recording._score_log import ScoreLog
-from dpaudit.recording._signal_check import LiveCheck, UntestedError, first_of
+from dpaudit.recording._claim_source import ReadClaim, TrainingInfo, UntestedError, claimed_noise
+from dpaudit.recording._signal_check import LiveCheck, first_of
 from dpaudit.stats import Result
 
 _LEVELS = 0.9995, 0.0005  # quantiles of the noise interval, which is wide to avoid false hints
@@ -44,10 +43,6 @@ _SKIPPED = _UNTESTED + "audit() was called with tests=False, and the bound keeps
 _NO_LOG = _UNTESTED + "only the scores of this run were recorded"
 _NOT_GAUSSIAN = _UNTESTED + "the claim is not about Gaussian noise"
 _NO_SHARE = _UNTESTED + "the resumed run began with the whole error rate for the bound"
-_RESUMED = (
-    "noise, sums and batches of the first {count:,} steps are not tested: the run was resumed, and the state "
-    "of a recorder holds nothing but scores"
-)
 _STOPPED = _UNTESTED + "a bound was shown before the end, so the run may have ended because of its noise"
 _SPENT = _UNTESTED + "an earlier audit of this run has spent the error rate of the tests"
 _INTERIM = (
@@ -105,12 +100,10 @@ class RunTests:
     without anything to test, or with ``tests=False``, gives the whole error rate to the bound.
     """
 
-    def __init__(self, checks: Sequence[RunCheck], claims: ClaimSource, *, wanted: bool) -> None:
+    def __init__(self, checks: Sequence[RunCheck], claims: ReadClaim, *, wanted: bool) -> None:
         self.checks, self._claims = tuple(checks), claims
         self._step_checks = [check for check in checks if isinstance(check, StepCheck)]
         self.is_wanted = _validate.flag("tests", wanted)
-        self.num_resumed = 0
-        """The number of steps that were recorded before the run was resumed, and are not tested."""
         self._shares: dict[int, float] = {}  # of the tests' error rate, by number of steps
 
     @property
@@ -148,9 +141,8 @@ class RunTests:
         """Return the states of all checks that have one."""
         return {type(check).__name__: check.state_dict() for check in self._step_checks}
 
-    def load_state_dict(self, state: dict[str, Any], num_done: int) -> None:
-        """Resume the checks after ``num_done`` steps; a state without theirs leaves these steps untested."""
-        self.num_resumed = num_done if self.checks and self.noise is not None and not state else 0
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume the checks from the states of all that had one."""
         for check in self._step_checks:
             if type(check).__name__ in state:
                 check.load_state_dict(state[type(check).__name__])
@@ -197,7 +189,7 @@ class RunTests:
         )
 
     def _untested_steps(self) -> tuple[str, ...]:
-        """Return what is not tested because a state does not hold it, or raise if no noise was seen."""
+        """Return what is not tested, or raise if noise should have been seen and was not."""
         if not any(map(is_test_of_noise, self.checks)):
             return (_NO_LOG,)
         if self.noise is not None and self.noise.num_steps == 0:
@@ -206,7 +198,7 @@ class RunTests:
                     "Expected an audit with tests, got one with tests=False: no noise was kept."
                 )
             raise UntestedError("Expected the noise of at least one step, got none: did training run?")
-        return (_RESUMED.format(count=self.num_resumed),) if self.num_resumed else ()
+        return ()
 
     def _certain(self, result: Result, confidence: float) -> Diagnosis | None:
         """Return findings that need no statistics and hold whenever the run ended; None if there are none."""
@@ -301,23 +293,6 @@ class RunTests:
 def remaining_level(bound: float, joint: float) -> float | None:
     """Return the confidence of tests whose error rate a bound leaves; None if it leaves nothing."""
     return None if bound <= joint else 1 - (bound - joint)
-
-
-def claimed_noise(claim: object) -> float | None:
-    """Return the claimed noise multiplier, if the claim states Gaussian noise."""
-    mu = claimed_mu(claim) if isinstance(claim, Claim) else None
-    return None if mu is None else 1 / mu
-
-
-def with_clues(result: Result, log: ScoreLog, facts: TrainingInfo | None) -> Result:
-    """Return the result with clues to the cause of a violation."""
-    if not result.refuted:
-        return result
-    scores, present = np.stack(log.counted_scores), np.stack(log.counted_present)
-    clues = ScoreSummary.of(scores, present, facts).known(claimed_noise(result.claim))
-    if log.is_tested:  # a test of each shape and length knows more than the mean over all
-        clues = {name: clue for name, clue in clues.items() if "signal" not in name}
-    return replace(result, clues=clues)
 
 
 @dataclass(frozen=True, kw_only=True)

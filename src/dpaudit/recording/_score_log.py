@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.canaries import SHAPES, Directions, GradientCanary, ParameterLayout
 from dpaudit.diagnostics import CheckResults, ClaimedStep
@@ -25,10 +24,8 @@ from dpaudit.diagnostics._clipping_checks import (
 from dpaudit.diagnostics._data_tests import StepEnergies
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import FrozenValue
-from dpaudit.recording._signal_check import LengthMoments
+from dpaudit.recording._signal_check import LengthMoments, require_resumable
 from dpaudit.stats import as_mask
-
-_SCORE_BYTES = 2 * (8 + 1)  # a score and its presence, as recorded and as joined for the audit
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,28 +58,11 @@ class ObservedCanaries:
 
 
 class ScoreLog:
-    """Scores and presence of all canaries, by step; with ``canaries``, some may not count for the bound.
+    """Scores and presence of all canaries, by step; with ``canaries``, some may not count for the bound."""
 
-    ``planned`` steps must fit into memory, which is checked as soon as the number of canaries is known.
-    """
-
-    def __init__(
-        self,
-        canaries: ObservedCanaries | None = None,
-        planned: int | None = None,
-        num_canaries: int | None = None,
-    ) -> None:
-        self._canaries, self._planned = canaries, planned
-        if num_canaries is not None:
-            self._require_memory(num_canaries)
+    def __init__(self, canaries: ObservedCanaries | None = None) -> None:
+        self._canaries = canaries
         self.clear()
-
-    def _require_memory(self, num_canaries: int) -> None:
-        if self._planned is not None:
-            _validate.fits_memory(
-                f"the scores of num_steps={self._planned} x num_canaries={num_canaries}",
-                _SCORE_BYTES * self._planned * num_canaries,
-            )
 
     def clear(self) -> None:
         """Forget all steps."""
@@ -103,8 +83,6 @@ class ScoreLog:
 
     def add(self, scores: FloatArray, present: BoolArray) -> None:
         """Add a step."""
-        if not self.scores:
-            self._require_memory(scores.size)
         if self._is_counted(len(self)):
             counted = slice(scores.size - self._num_uncounted(scores.size))
             self.counted_scores.append(scores[counted])
@@ -151,9 +129,13 @@ class ScoreLog:
             for chosen in (lengths == length,)
         ]
 
+    def counted(self) -> tuple[FloatArray, BoolArray]:
+        """Return scores and presence that count for the bound, steps x canaries."""
+        return np.stack(self.counted_scores), np.stack(self.counted_present)
+
     def counted_moments(self) -> list[LengthMoments]:
         """Return the moments of the scores that count for the bound."""
-        return [LengthMoments.of(np.stack(self.counted_scores), np.stack(self.counted_present))]
+        return [LengthMoments.of(*self.counted())]
 
     def _lengths(self) -> FloatArray:
         """Return the length of each canary, steps x canaries."""
@@ -276,7 +258,9 @@ def _rows(coordinates: np.ndarray, layout: ParameterLayout) -> np.ndarray:
     return rows
 
 
-def recorded_steps(scores: Any, present: Any) -> tuple[list[FloatArray], list[BoolArray]]:
+def recorded_steps(
+    scores: Any, present: Any, num_canaries: int | None
+) -> tuple[list[FloatArray], list[BoolArray]]:
     """Return scores and presence of each step from a stored state, after checking them."""
     values, mask = (np.asarray(array) for array in (scores, present))
     if not values.size and not mask.size:
@@ -286,4 +270,5 @@ def recorded_steps(scores: Any, present: Any) -> tuple[list[FloatArray], list[Bo
             f"Expected scores of steps x canaries in the state, all finite, got shape {values.shape} of type "
             f"{values.dtype!s:.60}."
         )
+    require_resumable(values, num_canaries)
     return list(values), list(as_mask(mask, values.shape))

@@ -218,10 +218,6 @@ def require_resumable(scores: Sequence[Any] | FloatArray, num_canaries: int | No
         )
 
 
-class UntestedError(InputError):
-    """There is no noise to test, or the tests would not have their stated error rate."""
-
-
 @runtime_checkable
 class LiveCheck(Protocol):
     """A check that reads the objects of a training run, which a copy of its recorder must not contain."""

@@ -134,7 +134,9 @@ class WholeTraining:
             pass
         recorder = audit.recorder
         ratios, present = (recorder.state_dict()[name] for name in ("ratios", "present"))
-        scores = Scores(values=ratios, present=present, tradeoff=recorder.tradeoff, threshold=Fixed(0.0))
+        scores = Scores(
+            values=ratios, present=present, tradeoff=recorder.claim.training, threshold=Fixed(0.0)
+        )
         return Evidence(
             claim=recorder.claim,
             num_steps=settings.num_steps,

@@ -20,7 +20,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from dpaudit.diagnostics import Finding
 from dpaudit.observers.opacus import check, observe, replay  # first: its error explains how to install Opacus
-from dpaudit.recording import Recorder
 from dpaudit.zoo._evidence import DELTA, NOISE, Evidence, Scenario, paper_claim
 
 # isort: split
@@ -111,7 +110,6 @@ def _observed(
         module=private.model,
         seed=seed,
     ) as recorder:
-        assert isinstance(recorder, Recorder)  # a recorder of steps, not of sampled canaries
         batches = itertools.chain.from_iterable(itertools.repeat(private.loader))
         while recorder.num_done < _NUM_STEPS:
             batch = next(batches)

@@ -122,7 +122,7 @@ class StepCallbacks:
     @property
     def scores_per_step(self) -> int | None:
         """The number of scores per recorded step; None before the first step."""
-        return self._steps.recorder.scores_per_step
+        return self._steps.recorder.num_canaries
 
     def call(self, function: Callable[..., Any], result: Any, *args: Any) -> Any:
         """Call ``function`` on the host whenever the compiled code reaches this point, in order."""

@@ -35,7 +35,7 @@ from dpaudit.observers.opacus._prepared import (
 )
 from dpaudit.observers.opacus._sampling import SampledMembership
 from dpaudit.observers.opacus._sums import SumObserver
-from dpaudit.recording import DPSGDParams, LiveBound, Recorder, TrainingInfo, WholeRunRecorder
+from dpaudit.recording import DPSGDParams, LiveBound, Recorder, TrainingInfo
 from dpaudit.recording._claim_source import CLAIM_PARTS
 
 FindingOrCheck = TypeVar("FindingOrCheck", Finding, Check)
@@ -67,7 +67,7 @@ def observe(
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
-) -> Iterator[Recorder | WholeRunRecorder]:
+) -> Iterator[Recorder]:
     """Audit the steps inside the ``with`` block.
 
     ``optimizer`` is the one that ``make_private`` returned. Canaries pass through its own clipping, sum and

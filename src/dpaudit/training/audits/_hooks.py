@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from dpaudit.canaries import (
     require_held_out,
 )
 from dpaudit.errors import InputError
-from dpaudit.recording import LiveBound, Recorder, WholeRunRecorder
+from dpaudit.recording import CanaryScorer, LiveBound, PerStep, Recorder, WholeRun
 from dpaudit.training._seeds import Seeds, generator, generators
 from dpaudit.training._training import Hook, Step, Training
 from dpaudit.training.audits._canaries import (
@@ -44,10 +44,9 @@ from dpaudit.training.audits._diagnose import ChecksOfHook, Diagnose
 from dpaudit.training.gradients import Rows
 
 _PENDING = 64  # steps whose scores are computed together
-AuditRecorder = TypeVar("AuditRecorder", Recorder, WholeRunRecorder)
 
 
-class CanaryAudit(Hook, Generic[AuditRecorder]):
+class CanaryAudit(Hook):
     """Hook that inserts canaries and records their scores.
 
     ``canary`` is a gradient such as ``Dirac()``, or an input such as ``Crafted()``, which is made from
@@ -93,10 +92,10 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         self._held_out, self._num_canaries = held_out, num_canaries
         self._callbacks, self._on_step = callbacks, notify
         self._training: Training | None = None
-        self._recorder: AuditRecorder | None = None
+        self._recorder: Recorder | None = None
 
     @property
-    def recorder(self) -> AuditRecorder:
+    def recorder(self) -> Recorder:
         """The recorder of the scores, available once the audit is attached to a ``Training``."""
         if self._recorder is None:
             raise InputError("Expected the audit to be a hook of a Training before its recorder is used.")
@@ -130,7 +129,9 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
             count = min(self.default_num_gradients, fitting)
         return GradientInserter(training, self.canary, count, self.seed)
 
-    def _step_recorder(self, training: Training, first_steps: int | None, **options: Any) -> Recorder:
+    def _make_recorder(
+        self, training: Training, scorer: CanaryScorer, first_steps: int | None = None, **options: Any
+    ) -> Recorder:
         """Return a recorder of all or of the first steps; the claim covers the whole training run."""
         settings = training.settings
         if first_steps is not None and first_steps > settings.num_steps:
@@ -144,6 +145,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         )
         return Recorder(
             claim=claim,
+            scorer=scorer,
             checks=_checks(training),
             num_steps=settings.num_steps if first_steps is None else first_steps,
             confidence=self.confidence,
@@ -168,7 +170,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         self.recorder.load_state_dict(state)
 
 
-class OneRun(CanaryAudit[Recorder]):
+class OneRun(CanaryAudit):
     """Audit of every step that leaves training unchanged: the weights are the same as without the audit.
 
     ``num_canaries`` per step defaults to 1,024, or to the number of model parameters if that is smaller. For
@@ -190,12 +192,9 @@ class OneRun(CanaryAudit[Recorder]):
         self._pending.clear()
         super().attach(training)
         canaries = self._inserter.observed if isinstance(self._inserter, GradientInserter) else None
-        self._recorder = self._step_recorder(
-            training,
-            self._first_steps,
-            coupled=self._inserter.coupled,
-            canaries=canaries,
-            synchronize=self._record_pending,
+        scorer = PerStep(coupled=self._inserter.coupled, canaries=canaries)
+        self._recorder = self._make_recorder(
+            training, scorer, self._first_steps, synchronize=self._record_pending
         )
 
     def joining(self, index: int, entries: Sequence[int]) -> Iterable[Rows]:  # noqa: ARG002
@@ -241,7 +240,7 @@ class OneRun(CanaryAudit[Recorder]):
         super().load_state_dict(state)
 
 
-class TwoBatches(CanaryAudit[Recorder]):
+class TwoBatches(CanaryAudit):
     """The paper's Algorithm 2: per step, one score from the training batch and one from a second batch.
 
     The canary is in the second batch with probability ``canary_rate``; the model is updated with the first.
@@ -274,12 +273,9 @@ class TwoBatches(CanaryAudit[Recorder]):
         # same seed. Equal noise in both batches would distinguish them without error.
         seed = int(self._inserter.draws.rng(0, SECOND_BATCH).integers(2**63))
         self._generators = generators(Seeds.of(seed), training.device)
-        self._recorder = self._step_recorder(
-            training,
-            self._first_steps,
-            tradeoff=None if self._rate == 1 else SubsampledGaussian(self._rate, 1),
-            paired=True,
-        )
+        curve = None if self._rate == 1 else SubsampledGaussian(self._rate, 1)
+        scorer = PerStep(tradeoff=curve, paired=True)
+        self._recorder = self._make_recorder(training, scorer, self._first_steps)
 
     def observe(self, step: Step) -> None:
         if not self._is_audited(step.index):
@@ -313,7 +309,7 @@ class TwoBatches(CanaryAudit[Recorder]):
             rng.set_state(state["generators"][name])
 
 
-class EndToEnd(CanaryAudit[WholeRunRecorder]):
+class EndToEnd(CanaryAudit):
     """Audit of sampling, clipping and noise together, against the trade-off curve of the whole run.
 
     A fair coin decides before the first step whether a canary is in the data set. Present canaries are drawn
@@ -337,18 +333,9 @@ class EndToEnd(CanaryAudit[WholeRunRecorder]):
 
     def attach(self, training: Training) -> None:
         super().attach(training)
-        settings = training.settings
         present = self._inserter.draws.entries()
         self._entries = np.flatnonzero(present)
-        self._recorder = WholeRunRecorder(
-            present,
-            noise_multiplier=settings.noise_multiplier,
-            sample_rate=settings.sample_rate,
-            num_steps=settings.num_steps,
-            delta=self.delta,
-            confidence=self.confidence,
-            checks=_checks(training),
-        )
+        self._recorder = self._make_recorder(training, WholeRun(present))
 
     @property
     def num_entries(self) -> int:
