@@ -14,8 +14,7 @@ from dpaudit.diagnostics import Diagnostics, NoiseCheck, ObservedStep
 from dpaudit.diagnostics._data_tests import _MOST_WEIGHT, _RANK_VARIANCE, _amounts_follow
 from dpaudit.diagnostics._dependence_tests import _log_evidence, _most_log_evidence, _products, low_rank_noise
 from dpaudit.diagnostics._diagnosis import holm
-from dpaudit.diagnostics._distribution_tests import cross_ratio_cdf
-from dpaudit.diagnostics._lattice_tests import _sorted
+from dpaudit.diagnostics._distribution_tests import _sorted, cross_ratio_cdf
 from dpaudit.diagnostics._p_values import (
     RESOLUTION,
     bonferroni,

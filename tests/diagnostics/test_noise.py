@@ -12,8 +12,8 @@ from statistical_limits import LEVEL, count_range, most_flagged
 
 from dpaudit import InputError
 from dpaudit.diagnostics import Diagnostics, NoiseMaximum, ObservedStep
-from dpaudit.diagnostics._coordinate_layout import Layout
-from dpaudit.diagnostics._noise_record import NoiseLog
+from dpaudit.diagnostics._noise_check import NoiseLog
+from dpaudit.diagnostics._noise_record import Layout
 
 LEAVES_OF_30 = {"weight": 20, "bias": 10}
 

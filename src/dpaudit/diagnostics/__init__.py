@@ -4,12 +4,21 @@ One group tests the residual noise: what a step released minus the known sum. Th
 took part in which step against Poisson sampling.
 """
 
-from dpaudit.diagnostics._coordinate_layout import CoordinateSample, Leaves
+from dpaudit.diagnostics._collector import Diagnostics
 from dpaudit.diagnostics._diagnosis import Diagnosis, likely_causes
 from dpaudit.diagnostics._findings import FindingKind, finding_kinds
-from dpaudit.diagnostics._noise_check import Diagnostics, NoiseCheck
+from dpaudit.diagnostics._noise_check import NoiseCheck
 from dpaudit.diagnostics._p_values import Amount, Check, CheckResults, Finding
-from dpaudit.diagnostics._step import ClaimedStep, NoiseMaximum, ObservedStep, RunCheck, StepCheck, SumChange
+from dpaudit.diagnostics._step import (
+    ClaimedStep,
+    CoordinateSample,
+    Leaves,
+    NoiseMaximum,
+    ObservedStep,
+    RunCheck,
+    StepCheck,
+    SumChange,
+)
 from dpaudit.diagnostics._sum_checks import BatchRecord, SumRecord
 
 __all__ = [

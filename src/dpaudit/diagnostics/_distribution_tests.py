@@ -1,4 +1,4 @@
-"""Tests of the distribution of the noise: its shape, its tails, and whether it is too regular.
+"""Tests of the distribution of the noise: its shape, its tails, its values, and whether it is too regular.
 
 Noise without tails reveals that some sums are impossible, and a few numbers in ten thousand decide it, which
 a test of the whole distribution does not see. Too few large numbers are counted in claimed standard
@@ -9,6 +9,11 @@ Noise that is centered, normalized or stratified looks normal in every single co
 is revealed: the mean of a centered release is the mean of the sum, without any noise. The tests of sums and
 norms look at parts of the noise in turn: at steps, at the leaves of each step, and at coordinates over all
 steps. Their p-values are corrected for the number of these views.
+
+The low bits of a release whose noise is on a lattice reveal the sum: noise that is drawn in low precision, on
+a grid, from a table, or reused. Numbers that are equal, up to the precision of the release, are counted among
+all steps and coordinates, whatever their places and signs. A release that is itself in low precision or on a
+grid has ties too, but its final rounding hides the lattice of the noise from everybody: ties are not tested.
 """
 
 from __future__ import annotations
@@ -21,9 +26,9 @@ import numpy as np
 import scipy
 from scipy import special
 
-from dpaudit._types import FloatArray, IntArray, ScoreArray
+from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics._dependence_tests import SingleArray, scaled_noise
-from dpaudit.diagnostics._noise_record import NoiseRecord
+from dpaudit.diagnostics._noise_record import FLOAT16, SINGLE, NoiseRecord, find_spacing
 from dpaudit.diagnostics._p_values import Check, bonferroni, chi_square_cdf, uniform_p_value
 
 _MAX_RATIOS = 2**17  # number of cross ratios that are tested
@@ -32,6 +37,13 @@ _SHORT_TAIL_LEVELS = np.arange(1.0, 5.0, 0.5)  # thresholds beyond which there m
 # numbers makes large numbers rarer than those of a normal distribution.
 _LONG_TAIL_LEVELS = np.arange(2.0, 5.0, 0.5)
 _ALL_STEPS = "all steps"
+# Noise in single precision is legitimate in any release. Half the distance of its numbers, with a margin; the
+# 2^23 numbers that jax.random.normal returns are farther apart, but the slack below covers them.
+_SINGLE_ERROR = 1.5 * SINGLE / 2
+_MAX_ERROR = 2.0**-14  # in claimed standard deviations: coarser numbers are not tested
+_NUM_BLOCKS, _MIN_BLOCKS, _MIN_BLOCK = 128, 4, 64
+_MAX_NUMBERS, _MAX_PAIRS = 2**19, 2**15
+_DISTANCES = (1, 8)  # distances of two numbers that one Box-Muller transformation returns; 8 in torch
 
 
 def noise_shape(record: NoiseRecord) -> Check | None:
@@ -125,20 +137,13 @@ def noise_tails(record: NoiseRecord) -> Check | None:
     many = _beyond(scaled_noise(record), _LONG_TAIL_LEVELS)
     usual = 2 * scipy.stats.norm.sf(_LONG_TAIL_LEVELS - 2 * record.resolution)
     p_many = np.asarray(scipy.stats.binom.sf(many - 1, rows.size, usual))
-    p_value = min(float(p_few.min()), float(p_many.min()))
-    if p_few.min() <= p_many.min():
-        best = int(np.argmin(p_few))
-        word, threshold, ratio = (
-            "short",
-            _SHORT_TAIL_LEVELS[best],
-            few[best] / max(rows.size * expected[best], 1.0),
-        )
-    else:
-        best = int(np.argmin(p_many))
-        word, threshold, ratio = "long", _LONG_TAIL_LEVELS[best], many[best] / (rows.size * usual[best])
+    short = zip(p_few, _SHORT_TAIL_LEVELS, few / np.maximum(rows.size * expected, 1.0), strict=True)
+    long = zip(p_many, _LONG_TAIL_LEVELS, many / (rows.size * usual), strict=True)
+    results = [("short", *result) for result in short] + [("long", *result) for result in long]
+    word, p_value, threshold, ratio = min(results, key=lambda result: float(result[1]))
     return Check(
         name="noise-tails",
-        p_value=bonferroni(p_value, _SHORT_TAIL_LEVELS.size + _LONG_TAIL_LEVELS.size),
+        p_value=bonferroni(p_value, len(results)),
         sentence=f"The tails of the noise are too {word}: {ratio:.2g} times as many numbers as in normal "
         f"noise exceed {threshold:g} standard deviations.",
         estimate=float(ratio),
@@ -270,7 +275,7 @@ def _all_views(record: NoiseRecord) -> Iterator[_View]:
     used = np.flatnonzero(sizes)
     if used.size > 1:
         starts = (np.cumsum(sizes) - sizes)[used]
-        leaves = _of_leaves(rows, starts), _of_leaves(squares, starts)
+        leaves = [np.add.reduceat(part, starts, axis=1).astype(np.float64) for part in (rows, squares)]
         large = [number for number in range(used.size) if sizes[used[number]] > 1]
         max_leaves = 64  # that are tested alone
         for number in sorted(large, key=lambda leaf: -sizes[used[leaf]])[:max_leaves]:
@@ -281,10 +286,161 @@ def _all_views(record: NoiseRecord) -> Iterator[_View]:
         yield _View(_ALL_STEPS, len(rows), *totals)
 
 
-def _of_leaves(rows: ScoreArray, starts: IntArray) -> FloatArray:
-    """Return the sum of each leaf in each step."""
-    return np.add.reduceat(rows, starts, axis=1).astype(np.float64)
+def tied_noise(record: NoiseRecord) -> Check | None:
+    """Count absolute values that are equal up to rounding; a Chernoff bound for Poisson counts.
+
+    A tie is a gap between neighbors, in order of size, of at most the sum of their rounding errors. The
+    expected number follows from the density of the numbers themselves, so no scale is assumed.
+    """
+    stride = -(-record.rows.size // _MAX_NUMBERS)
+    rows, errors = _with_errors(record, slice(None, None, stride))
+    values, errors = np.abs(rows, out=rows).ravel(), errors.ravel()
+    is_tested = _is_tested(values, errors)
+    p_value, share, count = _tie_p_value(values[is_tested], errors[is_tested])
+    if count == 0:
+        return None
+    grid = find_spacing(values[is_tested]) if p_value < 1e-3 else 0.0  # or needs no explanation
+    where = (
+        f": all of it is on a grid with a spacing of {grid:.2g} claimed standard deviations" if grid else ""
+    )
+    return Check(
+        name="tied-noise",
+        p_value=p_value,
+        sentence=f"The same numbers recur in the noise: {100 * share:.2g} % of {count:,} numbers equal "
+        f"another up to sign and rounding{where}.",
+        estimate=share,
+    )
 
 
-SHAPE_TESTS = (noise_shape, missing_tail, noise_tails)
+def tied_pairs(record: NoiseRecord) -> Check | None:
+    """Count ties of the radii and angles of pairs, which are uniform numbers before a Box-Muller transform.
+
+    The p-value is corrected for the distances of the two numbers and for radii and angles.
+    """
+    pairs, results, names = _pairs(record, record.rows.shape[1]), [], []
+    most = max((_num_steps(first) for _, first, _ in pairs), default=1)
+    rows, errors = _with_errors(record, slice(0, most))
+    for name, first, second in pairs:
+        steps = slice(0, _num_steps(first))
+        x, y = rows[steps, first].ravel(), rows[steps, second].ravel()
+        x_error, y_error = errors[steps, first].ravel(), errors[steps, second].ravel()
+        squares = x * x + y * y
+        is_tested = _is_tested(x, x_error) & _is_tested(y, y_error)
+        x, y, x_error, y_error = (values[is_tested] for values in (x, y, x_error, y_error))
+        squares = squares[is_tested]
+        halves = np.abs(x) * x_error + np.abs(y) * y_error
+        turns = (np.abs(x) * y_error + np.abs(y) * x_error) / squares
+        results += [_tie_p_value(squares / 2, halves), _tie_p_value(np.abs(np.arctan2(y, x)), turns)]
+        names += [f"radii of pairs of numbers {name}", f"angles of pairs of numbers {name}"]
+    if not any(count for _, _, count in results):
+        return None
+    best = int(np.argmin([p_value for p_value, _, _ in results]))
+    p_value, share, count = results[best]
+    return Check(
+        name="tied-pairs",
+        p_value=bonferroni(p_value, len(results)),
+        sentence=f"The noise is computed from too few random numbers: {100 * share:.2g} % of {count:,} "
+        f"{names[best]} equal another.",
+        estimate=share,
+    )
+
+
+def is_coarse(record: NoiseRecord) -> BoolArray:
+    """Return for each coordinate whether the release is too coarse there to see the lattice of its noise."""
+    width = record.layout.sketch.size
+    is_rounded = record.rounding > _MAX_ERROR or record.grid > 0
+    result: BoolArray = (record.release_precision >= FLOAT16) | np.full(width, is_rounded)
+    return result
+
+
+def _num_steps(coordinates: IntArray) -> int:
+    """Return how many steps are enough for the largest number of pairs."""
+    return max(1, _MAX_PAIRS // coordinates.size)
+
+
+def _with_errors(record: NoiseRecord, steps: slice) -> tuple[FloatArray, FloatArray]:
+    """Return the noise of some of the kept steps and the rounding error of each number."""
+    rows, sums = record.rows[steps].astype(np.float64), record.sums
+    released = np.abs(rows if sums is None else rows + sums[steps])
+    # Error of a number, in units of its last place. A release that is rounded once is itself on a lattice:
+    # ties must be counted at 1.5 times its spacing at least, or the slack for lattices does not cover it.
+    roundings = 0.75
+    released *= roundings * record.release_precision
+    errors = np.abs(rows)  # in place from here on: most of the time is spent on memory
+    np.maximum(errors, 1.0, out=errors)
+    errors *= _SINGLE_ERROR  # of noise in single precision, which is also how it is kept
+    errors += released
+    errors += record.rounding
+    errors[:, is_coarse(record)] = np.inf
+    return rows, errors
+
+
+def _is_tested(values: FloatArray, errors: FloatArray) -> BoolArray:
+    min_multiple = 64.0  # times its error: smaller numbers may be rounding errors alone
+    result: BoolArray = (errors <= _MAX_ERROR) & (np.abs(values) > min_multiple * errors)
+    return result
+
+
+def _tie_p_value(values: FloatArray, errors: FloatArray) -> tuple[float, float, int]:
+    """Return the p-value of the number of ties, their share, and how many numbers were tested."""
+    count = values.size
+    num_blocks = min(_NUM_BLOCKS, count // _MIN_BLOCK)
+    if num_blocks < _MIN_BLOCKS:
+        return 1.0, 0.0, 0
+    values, errors = _sorted(values, errors)
+    num_outside = 1 / 32  # share of the largest numbers, whose density varies too much
+    inside = math.floor(count * (1 - num_outside))
+    tolerance = errors[: inside - 1] + errors[1:inside]
+    ties = int(np.count_nonzero(np.diff(values[:inside]) <= tolerance))
+    edges = np.linspace(0, count - 1, num_blocks + 1).astype(np.int64)
+    with np.errstate(divide="ignore"):
+        density = np.diff(edges) / np.diff(values[edges])
+    # in a block of equal numbers the density is infinite, and nothing is concluded
+    # On a lattice whose spacing is the tolerance, ties are 1.5 times as frequent as for continuous noise.
+    lattice_slack = 1.5
+    rates = lattice_slack * np.repeat(density, np.diff(edges))[: inside - 1] * tolerance
+    density_slack = 1.05  # the density varies within a block
+    expected = float(-np.expm1(-rates).sum()) * density_slack
+    return _poisson_p_value(ties, expected), ties / inside, inside
+
+
+def _sorted(values: FloatArray, errors: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return nonnegative numbers in order of size, with their errors, rounded up to a power of two.
+
+    The exponent of an error replaces the lowest bits of its number, whose bits are in the same order as the
+    number itself: sorting these integers is many times faster than sorting indices.
+    """
+    lowest, mask = -48, np.uint64(63)  # exponents of errors from -48 to 15
+    codes = np.clip(np.frexp(errors)[1] - lowest, 0, 63).astype(np.uint64)
+    keys = np.sort((values.view(np.uint64) & ~mask) | codes)
+    codes = keys & mask
+    return (keys - codes).view(np.float64), np.ldexp(1.0, codes.astype(np.int64) + lowest)
+
+
+def _poisson_p_value(count: float, mean: float) -> float:
+    """Return Chernoff's bound on the probability that a Poisson variable is at least ``count``."""
+    if count <= mean:
+        return 1.0
+    return math.exp(min(0.0, count - mean - count * math.log(count / mean)))
+
+
+def _pairs(record: NoiseRecord, width: int) -> list[tuple[str, IntArray, IntArray]]:
+    """Return which coordinates are compared, and how their distance is described."""
+    where = np.arange(width)
+    pairs = [
+        ("next to each other" if step == 1 else f"{step} apart", where[:-step], where[step:])
+        for step in _DISTANCES
+        if step < width
+    ]
+    for name, sizes in (("vector", [width]), ("leaf", record.layout.sketch_sizes)):
+        starts = np.cumsum(sizes) - sizes
+        halves = [start + np.arange(size // 2) for start, size in zip(starts, sizes, strict=True)]
+        others = [half + size // 2 for half, size in zip(halves, sizes, strict=True)]
+        is_new = name == "vector" or len(sizes) > 1
+        if is_new and sum(half.size for half in halves) > max(_DISTANCES):
+            pairs.append((f"half a {name} apart", np.concatenate(halves), np.concatenate(others)))
+    return pairs
+
+
+SHAPE_TESTS = (noise_shape, missing_tail, noise_tails, tied_noise, tied_pairs)
 REGULARITY_TESTS = (balanced_noise, constant_norm)

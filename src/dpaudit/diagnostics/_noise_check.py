@@ -1,25 +1,266 @@
-"""The check of the noise of all steps, and the collector of noise and batches for loops of one's own."""
+"""The check of the noise of all steps: :class:`NoiseLog` collects them, and the tests read its record.
+
+Steps are in clipping norms, because the claim may not be known yet, and take bounded memory.
+"""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dpaudit import _validate
-from dpaudit.diagnostics._coordinate_layout import Leaves
-from dpaudit.diagnostics._diagnosis import Diagnosis
-from dpaudit.diagnostics._lattice_tests import is_coarse
-from dpaudit.diagnostics._noise_record import NoiseLog, NoiseRecord
-from dpaudit.diagnostics._noise_tests import PUBLIC_TESTS, noise_amount, noise_checks
-from dpaudit.diagnostics._p_values import RESOLUTION, Amount, CheckResults
-from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
-from dpaudit.diagnostics._public_parts import discount_weight_decay, drift_note, with_cause_of_correlation
-from dpaudit.diagnostics._step import ClaimedStep, NoiseMaximum, ObservedStep, missing_fields
-from dpaudit.errors import InputError
+from dpaudit._types import FloatArray
+from dpaudit.diagnostics._distribution_tests import is_coarse
+from dpaudit.diagnostics._noise_record import FEW_COORDINATES, FormatCheck, Layout, NoiseRecord
+from dpaudit.diagnostics._noise_tests import (
+    discount_weight_decay,
+    drift_note,
+    noise_amount,
+    noise_checks,
+    with_cause_of_correlation,
+)
+from dpaudit.diagnostics._p_values import RESOLUTION, Amount, CheckResults, EndRows
+from dpaudit.diagnostics._step import ClaimedStep, Leaves, NoiseMaximum, ObservedStep, missing_fields
+from dpaudit.errors import InputError, quoted
 
+COVARIATES = {
+    "batch_size": "num_rows",
+    "sum_norm": "sum_norm",
+    "longest": "max_row_norm",
+    "num_canaries": "num_canaries",
+    "noise_multiplier": "noise_multiplier",
+}
+"""Numbers of a step on which its noise must not depend, except for the noise multiplier that it states."""
+_VECTORS = {"total": "known", "examples": "examples", "weights": "weights"}  # and names of keywords
 _NEEDED = ("total", "sum_norm", "num_rows", "max_row_norm")  # by tests of what the noise depends on
+
+
+class NoiseLog:
+    """The noise of a run in clipping norms: sums over all steps, and vectors of the first and last ones.
+
+    Vectors of a step hold the coordinates of a sketch: 1,024 at most. They take up to 18 MB from the first
+    step on, and every step 72 bytes more.
+    """
+
+    def __init__(self) -> None:
+        self.layout: Layout | None = None
+        self._leaves: Leaves | None = None  # of the latest step
+        self._energies: FloatArray = np.zeros(0)  # the sum of squares of each coordinate
+        self._numbers = array("d")  # of each step: energy, sum, largest noise, of how many, covariates
+        end_steps = 512  # steps whose vectors are kept at each end, because the time of most tests is limited
+        self._ends, self._few = EndRows(end_steps), EndRows()
+        self._formats = FormatCheck()
+        self._peaks: FloatArray = np.zeros(0)  # the largest release at each coordinate of a sketch
+        self._unit: float | None = None  # of a release, in clipping norms
+        self._eps: FloatArray | None = None
+        self._rounding = 0.0
+        self._unexplained_rounding = 0.0  # without the precision of the release
+
+    @property
+    def num_steps(self) -> int:
+        """The number of observed steps."""
+        return self._ends.num_seen
+
+    def observe(self, steps: Sequence[ObservedStep], attribute: str = "noise") -> None:
+        """Add consecutive steps; the noise of each is its ``attribute``."""
+        vectors = self._stacked([getattr(step, attribute) for step in steps], "noise", None)
+        numbers = [_numbers(step) for step in steps]
+        if self.layout is None:
+            self.layout = Layout.of(vectors.shape[1], steps[0].leaves)
+            self._energies = np.zeros(int(self.layout.sizes.sum()))
+        self._require_same_leaves(steps[-1].leaves)
+        chosen = vectors if self.layout.chosen is None else vectors[:, self.layout.chosen]
+        noise = np.ascontiguousarray(chosen, dtype=np.float64)
+        with np.errstate(over="ignore"):  # which the next line reports
+            squares = noise * noise
+        self._require_finite(noise, squares)
+        sketch = {"noise": noise[:, self.layout.sketch], **self._sketch_vectors(steps)}
+        self._observe_format(steps, sketch)
+        for row in squares:  # one after another: the sum does not depend on how steps are grouped
+            self._energies += row
+        amounts = np.stack([squares.sum(axis=1), noise.sum(axis=1), np.sqrt(squares.max(axis=1))])
+        for (energy, total, most), (largest, covariates) in zip(amounts.T.tolist(), numbers, strict=True):
+            self._numbers.extend([energy, total, *(largest or (most, noise.shape[1])), *covariates])
+        self._ends.add(sketch)
+        self._few.add({"noise": sketch["noise"][:, :FEW_COORDINATES]})
+
+    def _sketch_vectors(self, steps: Sequence[ObservedStep]) -> dict[str, FloatArray]:
+        """Return the other vectors that all steps have, without weights that single precision cannot hold."""
+        sketch = {}
+        for name, keyword in _VECTORS.items():
+            vectors = [getattr(step, name) for step in steps]
+            if all(vector is not None for vector in vectors):
+                sketch[name] = self._sketch(vectors, keyword)
+        if np.abs(sketch.get("weights", 0.0)).max(initial=0.0) >= np.finfo(np.float32).max:
+            del sketch["weights"]
+        return sketch
+
+    def _observe_format(self, steps: Sequence[ObservedStep], sketch: Mapping[str, FloatArray]) -> None:
+        """Add what the releases, or else the fields, show of the precision of the releases."""
+        rounding = max(step.rounding for step in steps)
+        self._rounding = max(self._rounding, rounding)
+        has_releases, eps = all(step.released is not None for step in steps), steps[-1].eps
+        if has_releases:
+            self._formats.observe(self._sketch([step.released for step in steps], "released"))
+            self._unit = steps[-1].release_unit if steps[-1].release_unit is not None else self._unit
+        elif eps is None:
+            self._unexplained_rounding = max(self._unexplained_rounding, rounding)
+        if "total" in sketch:
+            peaks = np.abs(sketch["total"] + sketch["noise"]).max(axis=0)
+            self._peaks = np.maximum(self._peaks, peaks) if self._peaks.size else peaks
+            if has_releases and self._unit is None:  # the same in all steps
+                raw = np.abs(self._sketch([steps[0].released], "released")).sum()
+                scaled = np.abs(sketch["total"][0] + sketch["noise"][0]).sum()
+                self._unit = float(scaled / raw) if raw else None
+        if eps is not None:
+            self._observe_precision(np.asarray(eps))
+
+    def _observe_precision(self, eps: FloatArray) -> None:
+        assert self.layout is not None
+        is_single = eps.ndim == 0 and eps.dtype.kind in "iuf"
+        finest = np.full(self.layout.sketch.size, eps) if is_single else self._sketch([eps], "precision")[0]
+        self._eps = finest if self._eps is None else np.maximum(self._eps, finest)
+
+    def _stacked(self, vectors: Sequence[Any], name: str, size: int | None) -> npt.NDArray[Any]:
+        """Return vectors of equal lengths as rows, or raise."""
+        arrays = [np.asarray(vector) for vector in vectors]
+        expected = size if self.layout is None else self.layout.num_parameters
+        for step, values in enumerate(arrays, self.num_steps):
+            length = arrays[0].size if expected is None else expected
+            if values.ndim == 1 and values.size == length > 0 and values.dtype.kind in "fiu":
+                continue
+            if name == "noise":
+                raise InputError(
+                    f"Expected the noise of step {step} as a vector of {length or 'some'} numbers, got shape "
+                    f"{values.shape} of {values.dtype}."
+                )
+            raise InputError(
+                f"Expected {name}=... of step {step} as {length} finite numbers, as many as those of the "
+                f"noise, got shape {values.shape}."
+            )
+        return np.stack(arrays)
+
+    def _sketch(self, vectors: Sequence[Any], name: str) -> FloatArray:
+        """Return the numbers at the coordinates that are kept for every step, steps x coordinates."""
+        assert self.layout is not None
+        values = self._stacked(vectors, name, self.layout.num_parameters)
+        chosen = values if self.layout.chosen is None else values[:, self.layout.chosen]
+        rows = np.asarray(chosen[:, self.layout.sketch], dtype=np.float64)
+        is_finite = np.isfinite(rows).all(axis=1)
+        if not is_finite.all():
+            raise InputError(
+                f"Expected {name}=... of step {self.num_steps + int(np.argmin(is_finite))} as "
+                f"{self.layout.num_parameters} finite numbers, as many as those of the noise, got shape "
+                f"{values.shape[1:]}."
+            )
+        return rows
+
+    def _require_same_leaves(self, leaves: Leaves | None) -> None:
+        assert self.layout is not None
+        if leaves is None or leaves is self._leaves:
+            return
+        if self.num_steps and not self.layout.is_like(leaves):
+            raise InputError(f"Expected the same leaves in step {self.num_steps} as in the first step.")
+        self._leaves = leaves
+
+    def _require_finite(self, noise: FloatArray, squares: FloatArray) -> None:
+        with np.errstate(over="ignore"):
+            is_finite = np.isfinite(squares.sum(axis=1))
+        if is_finite.all():
+            return
+        assert self.layout is not None
+        step = int(np.argmin(is_finite))
+        index = int(np.argmin(np.isfinite(squares[step])))
+        raise InputError(
+            f"Expected finite noise in step {self.num_steps + step}, got {noise[step, index]} at "
+            f"coordinate {self.layout.coordinate(index)}: did training diverge?"
+        )
+
+    def record(self, std: float = 1.0) -> NoiseRecord:
+        """Return the noise in units of a claimed standard deviation of ``std`` clipping norms."""
+        assert self.layout is not None
+        numbers = np.array(self._numbers).reshape(self.num_steps, -1)
+        numbers[:, :3] /= [std**2, std, std]
+        rows, few, scale = self._ends.rows(), self._few.rows()["noise"], np.float32(1 / std)
+        return NoiseRecord(
+            layout=self.layout,
+            num_steps=self.num_steps,
+            energies=self._energies / std**2,
+            step_energies=numbers[:, 0].tolist(),
+            step_sums=numbers[:, 1].tolist(),
+            largest=[(most, count) for most, count in numbers[:, 2:4].tolist()],
+            covariates=dict(zip(COVARIATES, numbers[:, 4:].T.tolist(), strict=True)),
+            rows=rows["noise"] * scale,
+            steps=self._ends.steps,
+            few_rows=few * scale,
+            few_steps=self._few.steps,
+            sums=rows["total"] * scale if "total" in rows else None,
+            example_sums=rows["examples"] * scale if "examples" in rows else None,
+            weights=rows.get("weights"),
+            formats=self._formats,
+            eps=self._eps,
+            peaks=self._peaks / std,
+            unit=None if self._unit is None else self._unit / std,
+            given_rounding=self._rounding / std,
+            rounding=self._unexplained_rounding / std,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, for ``load_state_dict``."""
+        if self.layout is None:
+            return {}
+        arrays = {"numbers": np.array(self._numbers), "energies": self._energies, "peaks": self._peaks}
+        return {
+            "num_parameters": self.layout.num_parameters,
+            "leaves": dict(self.layout.leaves),
+            **{name: values.copy() for name, values in arrays.items()},
+            "eps": deepcopy(self._eps),
+            "unit": self._unit,
+            "roundings": (self._rounding, self._unexplained_rounding),
+            "ends": self._ends.state_dict(),
+            "few": self._few.state_dict(),
+            "formats": self._formats.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a ``state_dict``."""
+        self.__init__()  # type: ignore[misc]  # forget all steps
+        if not state:
+            return
+        self.layout = Layout.of(state["num_parameters"], state["leaves"])
+        self._numbers = array("d", np.asarray(state["numbers"], dtype=np.float64).tolist())
+        self._energies, self._peaks = np.array(state["energies"]), np.array(state["peaks"])
+        self._eps, self._unit = deepcopy(state["eps"]), state["unit"]
+        self._rounding, self._unexplained_rounding = state["roundings"]
+        self._ends.load_state_dict(state["ends"])
+        self._few.load_state_dict(state["few"])
+        self._formats.load_state_dict(state["formats"])
+
+
+def _numbers(step: ObservedStep) -> tuple[tuple[float, float] | None, list[float]]:
+    """Return the largest noise of a step, and of how many coordinates, and the covariates of the step."""
+    largest = step.max_noise
+    if largest is not None:
+        if not isinstance(largest, tuple | list) or len(largest) != 2:
+            raise InputError(
+                f"Expected largest={quoted(largest)} to be a number and how many it is the largest of."
+            )
+        largest = NoiseMaximum(*(_number("largest", value) for value in largest))
+    return largest, [_number(name, getattr(step, source)) for name, source in COVARIATES.items()]
+
+
+def _number(name: str, value: float | None) -> float:
+    """Return what describes a step as a number; NaN if it is not known."""
+    try:
+        return np.nan if value is None else float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"Expected {name}={quoted(value)} to be a number.") from error
 
 
 class NoiseCheck:
@@ -104,7 +345,7 @@ class NoiseCheck:
 
 def noise_results(record: NoiseRecord, confidence: float) -> CheckResults:
     """Run all tests of the noise in claimed standard deviations."""
-    checks, notes = discount_weight_decay(record, noise_checks(record, confidence), PUBLIC_TESTS)
+    checks, notes = discount_weight_decay(record, noise_checks(record, confidence))
     amount = noise_amount(record, confidence)
     return CheckResults(
         checks=tuple(with_cause_of_correlation(record, checks)),
@@ -135,109 +376,3 @@ def _gaps(record: NoiseRecord) -> tuple[str, ...]:
             "or from a table: ties are not tested there."
         )
     return tuple(gaps)
-
-
-class Diagnostics:
-    """Collector of noise and batches, step by step and in bounded memory; ``diagnose()`` runs the tests.
-
-    Several runs may be observed one after another: noise that two of them share is detected as well. The
-    number of steps must not depend on the data observed.
-
-    >>> import numpy as np
-    >>> rng, record = np.random.default_rng(0), Diagnostics(sample_rate=0.1)
-    >>> for _ in range(100):
-    ...     record.observe_noise(0.5 * rng.standard_normal(20))
-    ...     record.observe_batch(np.flatnonzero(rng.random(200) < 0.1), num_examples=200)
-    >>> [finding.name for finding in record.diagnose().findings]
-    ['noise-variance']
-    """
-
-    def __init__(self, *, sample_rate: float | None = None) -> None:
-        self.sample_rate = None if sample_rate is None else _validate.sample_rate(sample_rate)
-        self._noise = NoiseCheck(names_missing_fields=False)  # a developer knows what is given
-        self._participation = ParticipationRecord()
-
-    def observe_noise(
-        self,
-        residual: Any,
-        leaves: Leaves | None = None,
-        *,
-        rounding: float = 0.0,
-        known: Any = None,
-        examples: Any = None,
-        released: Any = None,
-        weights: Any = None,
-        precision: Any = None,
-        largest: tuple[float, float] | None = None,
-        batch_size: float | None = None,
-        sum_norm: float | None = None,
-        longest: float | None = None,
-        num_canaries: float | None = None,
-        noise_multiplier: float | None = None,
-    ) -> None:
-        """Add the noise of one step: its release minus the known sum, in claimed standard deviations.
-
-        ``residual`` is a vector; ``leaves`` are the sizes of the parameters it consists of, in order, with
-        their names if they have any. A few coordinates are enough if they are the same in every step.
-        ``rounding`` is the largest rounding error of a coordinate in the same units, if it exceeds 0.001, as
-        in sums of many single-precision numbers.
-
-        More can be tested if more is known. ``known`` is the sum that was subtracted, at the same coordinates
-        and in the same units, given in all steps or in none; ``examples`` is the same without canaries, which
-        may be much longer. ``released`` is the release at the same coordinates, exactly as it was returned,
-        in any units: its numbers show its precision. If it is not available, ``precision`` is the relative
-        precision of these numbers, one or one per coordinate; the default is single precision. ``weights``
-        are those of the model before the step at the same coordinates, given in all steps or in none, so that
-        weight decay after the noise is not mistaken for a leak. ``largest`` is the largest absolute noise
-        over all coordinates of the model, in the units of the noise, and their number. The others describe
-        the step: the size of its batch, the norm of its sum, its longest gradient, the number of canaries in
-        it, and the noise multiplier that it states, which may follow a public schedule.
-        """
-        step = ObservedStep(
-            noise=residual,
-            leaves=leaves,
-            rounding=_validate.at_least("rounding", rounding, 0.0),
-            total=known,
-            examples=examples,
-            released=released,
-            weights=weights,
-            eps=precision,
-            max_noise=largest if largest is None else NoiseMaximum._make(largest),
-            num_rows=batch_size,
-            sum_norm=sum_norm,
-            max_row_norm=longest,
-            num_canaries=num_canaries,
-            noise_multiplier=noise_multiplier,
-        )
-        self._noise.observe(step)
-        self._noise.flush()  # mistakes are reported at once
-
-    def observe_batch(self, indices: Any, num_examples: int) -> None:
-        """Add one batch: the indices of its examples in a data set of ``num_examples``."""
-        self._participation.observe(indices, num_examples)
-
-    def observe_batch_size(self, size: int, num_examples: int) -> None:
-        """Add the size of one batch whose examples are unknown."""
-        self._participation.observe_size(size, num_examples)
-
-    def diagnose(self, confidence: float = 0.95) -> Diagnosis:
-        """Run all tests; a correct training run has any finding with probability at most 1 - confidence."""
-        claimed = ClaimedStep(noise_multiplier=1.0, confidence=_validate.confidence(confidence))
-        noise, batches = self._noise.results(claimed), self._participation
-        checks = participation_checks(batches, self.sample_rate)
-        if not noise.checks and not checks:
-            raise InputError("Expected at least one observed step, got none: did training run?")
-        notes = () if self.sample_rate is None else batches.rate_notes(self.sample_rate)
-        return Diagnosis.of((), confidence=confidence).joined(
-            noise, CheckResults(checks=tuple(checks), notes=notes)
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the observed state, for ``load_state_dict`` of an identically created collector."""
-        return {"noise": self._noise.state_dict(), "participation": self._participation.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a ``state_dict``."""
-        with _validate.state_dict_errors("Diagnostics()", state):
-            self._noise.load_state_dict(state["noise"])
-            self._participation.load_state_dict(state["participation"])

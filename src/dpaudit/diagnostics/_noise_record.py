@@ -1,242 +1,149 @@
-"""The noise of all steps, in bounded memory, and the statistics of it that the noise tests read.
+"""The noise of a run in claimed standard deviations: what the noise tests read.
 
-:class:`NoiseLog` collects steps in clipping norms, because the claim may not be known yet. A
-:class:`NoiseRecord` is what the tests read: the same in claimed standard deviations, at the coordinates of a
-``Layout``, with the precision of the releases.
+A :class:`NoiseRecord` has the noise at the coordinates of a :class:`Layout`: of a large model only some, and
+of these only a sketch for every step. It has the precision of the releases, too, which :class:`FormatCheck`
+recognizes by their numbers: the data type of an array does not show in which precision they were computed.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit._types import FloatArray, IntArray
-from dpaudit.diagnostics._coordinate_layout import Layout, Leaves
-from dpaudit.diagnostics._lattice_tests import FLOAT16, GRID_ERROR, SINGLE, FormatCheck
-from dpaudit.diagnostics._p_values import RESOLUTION, EndRows, sure_signs
-from dpaudit.diagnostics._step import NoiseMaximum, ObservedStep
+from dpaudit import _validate
+from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
+from dpaudit.diagnostics._p_values import RESOLUTION, fixed_rng, sure_signs
+from dpaudit.diagnostics._step import Leaves
 from dpaudit.errors import InputError, quoted
 
 _Array = TypeVar("_Array")
-COVARIATES = {
-    "batch_size": "num_rows",
-    "sum_norm": "sum_norm",
-    "longest": "max_row_norm",
-    "num_canaries": "num_canaries",
-    "noise_multiplier": "noise_multiplier",
-}
-"""Numbers of a step on which its noise must not depend, except for the noise multiplier that it states."""
 FEW_COORDINATES = 128
 """Coordinates that are kept for more steps, because equal noise needs few of them to be recognized."""
-_VECTORS = {"total": "known", "examples": "examples", "weights": "weights"}  # and names of keywords
+SKETCH = 1024  # coordinates that are kept for every step
+_MAX_COORDINATES = 2**20  # coordinates kept for a large model
+_PREFIX = 256  # leading coordinates of each leaf that are compared with those of other leaves
+BFLOAT16, FLOAT16, SINGLE, DOUBLE = 2.0**-7, 2.0**-10, 2.0**-23, 2.0**-52  # relative precision
+GRID_ERROR = 0.75
+"""The error of a number on a grid, in spacings: half of it, with a margin for the sum."""
+
+_GRID_SAMPLE, _MIN_SAMPLE = 8192, 64  # numbers by which a grid is found
+_ON_GRID = 1 / 8  # largest distance of a number from the grid, in spacings
 
 
-class NoiseLog:
-    """The noise of a run in clipping norms: sums over all steps, and vectors of the first and last ones.
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The kept coordinates: all, or for a large model the first of each leaf and a random sample."""
 
-    Vectors of a step hold the coordinates of a sketch: 1,024 at most. They take up to 18 MB from the first
-    step on, and every step 72 bytes more.
-    """
+    num_parameters: int
+    leaves: tuple[tuple[str, int], ...]
+    chosen: IntArray | None
+    """The coordinates of the gradient that are kept; None for all."""
+    starts: IntArray
+    """The start of each leaf among the kept coordinates."""
+    sizes: IntArray
+    """The number of kept coordinates of each leaf."""
+    sketch: IntArray
+    """The coordinates, among those kept, that are kept for every step."""
+    compared: IntArray
+    """The leaves that are compared with each other."""
+    heads: IntArray
+    """Their leading coordinates in the sketch: leaves x coordinates, -1 beyond the last of a leaf."""
 
-    def __init__(self) -> None:
-        self.layout: Layout | None = None
-        self._leaves: Leaves | None = None  # of the latest step
-        self._energies: FloatArray = np.zeros(0)  # the sum of squares of each coordinate
-        self._numbers = array("d")  # of each step: energy, sum, largest noise, of how many, covariates
-        end_steps = 512  # steps whose vectors are kept at each end, because the time of most tests is limited
-        self._ends, self._few = EndRows(end_steps), EndRows()
-        self._formats = FormatCheck()
-        self._peaks: FloatArray = np.zeros(0)  # the largest release at each coordinate of a sketch
-        self._unit: float | None = None  # of a release, in clipping norms
-        self._eps: FloatArray | None = None
-        self._rounding = 0.0
-        self._unexplained_rounding = 0.0  # without the precision of the release
+    @classmethod
+    def of(cls, num_parameters: int, leaves: Leaves | None) -> Layout:
+        """Lay out gradients of this length, split into these leaves; None means a single leaf."""
+        named = _named(leaves, num_parameters)
+        lengths = np.array([size for _, size in named], dtype=np.int64)
+        offsets = np.cumsum(lengths) - lengths
+        chosen = _choose(offsets, lengths)
+        coordinates = np.arange(num_parameters) if chosen is None else chosen
+        starts = np.searchsorted(coordinates, offsets)
+        sizes = np.diff(np.append(starts, coordinates.size))
+        max_compared = 64  # leaves that are compared with each other
+        compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), max_compared)).astype(np.int64))
+        sketch = _sketched(starts, sizes, min(SKETCH, coordinates.size))
+        return cls(
+            num_parameters=num_parameters,
+            leaves=named,
+            chosen=chosen,
+            starts=starts,
+            sizes=sizes,
+            sketch=sketch,
+            compared=compared,
+            heads=_heads(sketch, starts[compared], sizes[compared]),
+        )
 
     @property
-    def num_steps(self) -> int:
-        """The number of observed steps."""
-        return self._ends.num_seen
+    def names(self) -> tuple[str, ...]:
+        """The names of the leaves."""
+        return tuple(name for name, _ in self.leaves)
 
-    def observe(self, steps: Sequence[ObservedStep], attribute: str = "noise") -> None:
-        """Add consecutive steps; the noise of each is its ``attribute``."""
-        vectors = self._stacked([getattr(step, attribute) for step in steps], "noise", None)
-        numbers = [_numbers(step) for step in steps]
-        if self.layout is None:
-            self.layout = Layout.of(vectors.shape[1], steps[0].leaves)
-            self._energies = np.zeros(int(self.layout.sizes.sum()))
-        self._require_same_leaves(steps[-1].leaves)
-        chosen = vectors if self.layout.chosen is None else vectors[:, self.layout.chosen]
-        noise = np.ascontiguousarray(chosen, dtype=np.float64)
-        with np.errstate(over="ignore"):  # which the next line reports
-            squares = noise * noise
-        self._require_finite(noise, squares)
-        sketch = {"noise": noise[:, self.layout.sketch], **self._sketch_vectors(steps)}
-        self._observe_format(steps, sketch)
-        for row in squares:  # one after another: the sum does not depend on how steps are grouped
-            self._energies += row
-        amounts = np.stack([squares.sum(axis=1), noise.sum(axis=1), np.sqrt(squares.max(axis=1))])
-        for (energy, total, most), (largest, covariates) in zip(amounts.T.tolist(), numbers, strict=True):
-            self._numbers.extend([energy, total, *(largest or (most, noise.shape[1])), *covariates])
-        self._ends.add(sketch)
-        self._few.add({"noise": sketch["noise"][:, :FEW_COORDINATES]})
+    @property
+    def sketch_sizes(self) -> list[int]:
+        """The number of coordinates of each leaf that are kept for every step."""
+        ends = np.searchsorted(self.sketch, np.append(self.starts, self.sizes.sum()))
+        sizes: list[int] = np.diff(ends).tolist()
+        return sizes
 
-    def _sketch_vectors(self, steps: Sequence[ObservedStep]) -> dict[str, FloatArray]:
-        """Return the other vectors that all steps have, without weights that single precision cannot hold."""
-        sketch = {}
-        for name, keyword in _VECTORS.items():
-            vectors = [getattr(step, name) for step in steps]
-            if all(vector is not None for vector in vectors):
-                sketch[name] = self._sketch(vectors, keyword)
-        if np.abs(sketch.get("weights", 0.0)).max(initial=0.0) >= np.finfo(np.float32).max:
-            del sketch["weights"]
-        return sketch
+    def coordinate(self, index: int) -> int:
+        """Return the coordinate of the gradient that is kept at this index."""
+        return index if self.chosen is None else int(self.chosen[index])
 
-    def _observe_format(self, steps: Sequence[ObservedStep], sketch: Mapping[str, FloatArray]) -> None:
-        """Add what the releases, or else the fields, show of the precision of the releases."""
-        rounding = max(step.rounding for step in steps)
-        self._rounding = max(self._rounding, rounding)
-        has_releases, eps = all(step.released is not None for step in steps), steps[-1].eps
-        if has_releases:
-            self._formats.observe(self._sketch([step.released for step in steps], "released"))
-            self._unit = steps[-1].release_unit if steps[-1].release_unit is not None else self._unit
-        elif eps is None:
-            self._unexplained_rounding = max(self._unexplained_rounding, rounding)
-        if "total" in sketch:
-            peaks = np.abs(sketch["total"] + sketch["noise"]).max(axis=0)
-            self._peaks = np.maximum(self._peaks, peaks) if self._peaks.size else peaks
-            if has_releases and self._unit is None:  # the same in all steps
-                raw = np.abs(self._sketch([steps[0].released], "released")).sum()
-                scaled = np.abs(sketch["total"][0] + sketch["noise"][0]).sum()
-                self._unit = float(scaled / raw) if raw else None
-        if eps is not None:
-            self._observe_precision(np.asarray(eps))
+    def is_like(self, leaves: Leaves) -> bool:
+        """Return whether gradients with these leaves have this layout."""
+        return _named(leaves, self.num_parameters) == self.leaves
 
-    def _observe_precision(self, eps: FloatArray) -> None:
-        assert self.layout is not None
-        is_single = eps.ndim == 0 and eps.dtype.kind in "iuf"
-        finest = np.full(self.layout.sketch.size, eps) if is_single else self._sketch([eps], "precision")[0]
-        self._eps = finest if self._eps is None else np.maximum(self._eps, finest)
 
-    def _stacked(self, vectors: Sequence[Any], name: str, size: int | None) -> npt.NDArray[Any]:
-        """Return vectors of equal lengths as rows, or raise."""
-        arrays = [np.asarray(vector) for vector in vectors]
-        expected = size if self.layout is None else self.layout.num_parameters
-        for step, values in enumerate(arrays, self.num_steps):
-            length = arrays[0].size if expected is None else expected
-            if values.ndim == 1 and values.size == length > 0 and values.dtype.kind in "fiu":
-                continue
-            if name == "noise":
-                raise InputError(
-                    f"Expected the noise of step {step} as a vector of {length or 'some'} numbers, got shape "
-                    f"{values.shape} of {values.dtype}."
-                )
-            raise InputError(
-                f"Expected {name}=... of step {step} as {length} finite numbers, as many as those of the "
-                f"noise, got shape {values.shape}."
-            )
-        return np.stack(arrays)
+def _named(leaves: Leaves | None, num_parameters: int) -> tuple[tuple[str, int], ...]:
+    if leaves is None:
+        return (("all", num_parameters),)
+    if not isinstance(leaves, Iterable):
+        raise InputError(f"Expected leaves=... as the sizes of parameters, got {quoted(leaves)}.")
+    pairs = leaves.items() if isinstance(leaves, Mapping) else ((str(i), n) for i, n in enumerate(leaves))
+    named = tuple((name, _validate.integer(f"the size of leaf {name}", size, 0)) for name, size in pairs)
+    total = sum(size for _, size in named)
+    if total != num_parameters:
+        raise InputError(f"Expected leaves with {num_parameters} coordinates in total, got {total}.")
+    return tuple((name, size) for name, size in named if size > 0)
 
-    def _sketch(self, vectors: Sequence[Any], name: str) -> FloatArray:
-        """Return the numbers at the coordinates that are kept for every step, steps x coordinates."""
-        assert self.layout is not None
-        values = self._stacked(vectors, name, self.layout.num_parameters)
-        chosen = values if self.layout.chosen is None else values[:, self.layout.chosen]
-        rows = np.asarray(chosen[:, self.layout.sketch], dtype=np.float64)
-        is_finite = np.isfinite(rows).all(axis=1)
-        if not is_finite.all():
-            raise InputError(
-                f"Expected {name}=... of step {self.num_steps + int(np.argmin(is_finite))} as "
-                f"{self.layout.num_parameters} finite numbers, as many as those of the noise, got shape "
-                f"{values.shape[1:]}."
-            )
-        return rows
 
-    def _require_same_leaves(self, leaves: Leaves | None) -> None:
-        assert self.layout is not None
-        if leaves is None or leaves is self._leaves:
-            return
-        if self.num_steps and not self.layout.is_like(leaves):
-            raise InputError(f"Expected the same leaves in step {self.num_steps} as in the first step.")
-        self._leaves = leaves
+def _choose(offsets: IntArray, lengths: IntArray) -> IntArray | None:
+    total = int(lengths.sum())
+    if total <= _MAX_COORDINATES:
+        return None
+    most = max(1, min(_PREFIX, _MAX_COORDINATES // (2 * lengths.size)))
+    firsts = [np.arange(start, start + min(size, most)) for start, size in zip(offsets, lengths, strict=True)]
+    others = fixed_rng(2).choice(total, size=_MAX_COORDINATES // 2, replace=False, shuffle=False)
+    return np.unique(np.concatenate([*firsts, others]))
 
-    def _require_finite(self, noise: FloatArray, squares: FloatArray) -> None:
-        with np.errstate(over="ignore"):
-            is_finite = np.isfinite(squares.sum(axis=1))
-        if is_finite.all():
-            return
-        assert self.layout is not None
-        step = int(np.argmin(is_finite))
-        index = int(np.argmin(np.isfinite(squares[step])))
-        raise InputError(
-            f"Expected finite noise in step {self.num_steps + step}, got {noise[step, index]} at "
-            f"coordinate {self.layout.coordinate(index)}: did training diverge?"
-        )
 
-    def record(self, std: float = 1.0) -> NoiseRecord:
-        """Return the noise in units of a claimed standard deviation of ``std`` clipping norms."""
-        assert self.layout is not None
-        numbers = np.array(self._numbers).reshape(self.num_steps, -1)
-        numbers[:, :3] /= [std**2, std, std]
-        rows, few, scale = self._ends.rows(), self._few.rows()["noise"], np.float32(1 / std)
-        return NoiseRecord(
-            layout=self.layout,
-            num_steps=self.num_steps,
-            energies=self._energies / std**2,
-            step_energies=numbers[:, 0].tolist(),
-            step_sums=numbers[:, 1].tolist(),
-            largest=[(most, count) for most, count in numbers[:, 2:4].tolist()],
-            covariates=dict(zip(COVARIATES, numbers[:, 4:].T.tolist(), strict=True)),
-            rows=rows["noise"] * scale,
-            steps=self._ends.steps,
-            few_rows=few * scale,
-            few_steps=self._few.steps,
-            sums=rows["total"] * scale if "total" in rows else None,
-            example_sums=rows["examples"] * scale if "examples" in rows else None,
-            weights=rows.get("weights"),
-            formats=self._formats,
-            eps=self._eps,
-            peaks=self._peaks / std,
-            unit=None if self._unit is None else self._unit / std,
-            given_rounding=self._rounding / std,
-            rounding=self._unexplained_rounding / std,
-        )
+def _sketched(starts: IntArray, sizes: IntArray, count: int) -> IntArray:
+    """Choose coordinates that are kept for every step: all, or half of them at the beginning of leaves.
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, for ``load_state_dict``."""
-        if self.layout is None:
-            return {}
-        arrays = {"numbers": np.array(self._numbers), "energies": self._energies, "peaks": self._peaks}
-        return {
-            "num_parameters": self.layout.num_parameters,
-            "leaves": dict(self.layout.leaves),
-            **{name: values.copy() for name, values in arrays.items()},
-            "eps": deepcopy(self._eps),
-            "unit": self._unit,
-            "roundings": (self._rounding, self._unexplained_rounding),
-            "ends": self._ends.state_dict(),
-            "few": self._few.state_dict(),
-            "formats": self._formats.state_dict(),
-        }
+    Noise that is shared at an offset shows only where neighboring coordinates are kept.
+    """
+    total = int(sizes.sum())
+    if total <= count:
+        return np.arange(total)
+    leaves = np.unique(np.linspace(0, sizes.size - 1, min(sizes.size, count // 2)).astype(np.int64))
+    most = max(1, count // (2 * leaves.size))
+    firsts = np.concatenate([starts[leaf] + np.arange(min(sizes[leaf], most)) for leaf in leaves])
+    others = fixed_rng(1).permutation(total)
+    return np.sort(np.concatenate([firsts, others[~np.isin(others, firsts)][: count - firsts.size]]))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a ``state_dict``."""
-        self.__init__()  # type: ignore[misc]  # forget all steps
-        if not state:
-            return
-        self.layout = Layout.of(state["num_parameters"], state["leaves"])
-        self._numbers = array("d", np.asarray(state["numbers"], dtype=np.float64).tolist())
-        self._energies, self._peaks = np.array(state["energies"]), np.array(state["peaks"])
-        self._eps, self._unit = deepcopy(state["eps"]), state["unit"]
-        self._rounding, self._unexplained_rounding = state["roundings"]
-        self._ends.load_state_dict(state["ends"])
-        self._few.load_state_dict(state["few"])
-        self._formats.load_state_dict(state["formats"])
+
+def _heads(sketch: IntArray, starts: IntArray, sizes: IntArray) -> IntArray:
+    """Return where the first coordinates of each leaf are in the sketch, as far as none is left out."""
+    firsts = np.searchsorted(sketch, starts)
+    offsets = np.arange(min(_PREFIX, int(sizes.max())))
+    places = np.minimum(firsts[:, None] + offsets, sketch.size - 1)
+    is_head = (sketch[places] == starts[:, None] + offsets) & (offsets < sizes[:, None])
+    heads: IntArray = np.where(is_head, places, -1)
+    return heads[:, : max(1, int(is_head.sum(axis=1).max()))]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -381,21 +288,138 @@ class NoiseRecord:
         return recognized if self.eps is None else np.maximum(recognized, self.eps)
 
 
-def _numbers(step: ObservedStep) -> tuple[tuple[float, float] | None, list[float]]:
-    """Return the largest noise of a step, and of how many coordinates, and the covariates of the step."""
-    largest = step.max_noise
-    if largest is not None:
-        if not isinstance(largest, tuple | list) or len(largest) != 2:
-            raise InputError(
-                f"Expected largest={quoted(largest)} to be a number and how many it is the largest of."
-            )
-        largest = NoiseMaximum(*(_number("largest", value) for value in largest))
-    return largest, [_number(name, getattr(step, source)) for name, source in COVARIATES.items()]
+class FormatCheck:
+    """The least precise format, at each coordinate, that can hold all releases so far.
+
+    Numbers in fixed point may fit into a floating-point format by accident, but do not use its precision: in
+    a floating-point format, small numbers are more precise than large ones.
+    """
+
+    def __init__(self) -> None:
+        self._is_bfloat16 = self._is_float16 = self._is_single = np.ones(0, dtype=np.bool_)
+        self._largest = np.zeros(0)
+        self._finest = np.zeros(0)  # the lowest bit that is set, where a format of 16 bits is possible
+        self._sample = np.zeros(0)  # the first numbers, until it is decided whether they are on a grid
+        self._spacing = np.full(1, np.nan)  # of the grid; not a number if undecided, 0 without a grid
+
+    def observe(self, released: FloatArray) -> None:
+        """Add releases of steps exactly as they were returned, before they are multiplied by anything."""
+        if self.is_empty:
+            width = released.shape[1]
+            self._is_single, self._is_float16, self._is_bfloat16 = np.ones((3, width), dtype=np.bool_)
+            self._largest, self._finest = np.zeros(width), np.full(width, np.inf)
+        for row in released if np.isnan(self._spacing[0]) else released[None]:
+            self._observe_grid(row)
+        self._largest = np.maximum(self._largest, np.abs(released).max(axis=0))
+        with np.errstate(over="ignore"):
+            single = released.astype(np.float32)
+            self._is_single &= (single == released).all(axis=0)
+            is_possible = self._is_single & (self._is_float16 | self._is_bfloat16)
+            if is_possible.any():  # hardly anywhere, after one step
+                self._is_float16 &= (single.astype(np.float16) == single).all(axis=0)
+        if is_possible.any():
+            self._is_bfloat16 &= ((single.view(np.uint32) & 0xFFFF) == 0).all(axis=0)
+            finest = np.where(released == 0, np.inf, _lowest_bits(released)).min(axis=0)
+            self._finest = np.minimum(self._finest, finest)
+        self._is_float16 &= self._is_single
+        self._is_bfloat16 &= self._is_single
+        self._finest[~(self._is_float16 | self._is_bfloat16)] = np.inf
+
+    def _observe_grid(self, values: FloatArray) -> None:
+        if np.isnan(self._spacing[0]):
+            self._sample = np.concatenate([self._sample, values.ravel()])
+            if self._sample.size >= _GRID_SAMPLE:
+                self._spacing[0], self._sample = find_spacing(self._sample), np.zeros(0)
+        elif self._spacing[0] > 0 and _off_grid(values, float(self._spacing[0])).any():
+            self._spacing[0] = 0.0
+
+    def grid(self, noise: ScoreArray, unit: float) -> float:
+        """Return the spacing of the grid on which all releases are, in units of the noise; 0 if none.
+
+        ``unit`` is what 1 in a release is in units of the ``noise``. If the noise is on the same grid, so is
+        the sum: then there may be no other rounding than that of the noise.
+        """
+        spacing_found = float(self._spacing[0])
+        spacing = unit * (find_spacing(self._sample) if np.isnan(spacing_found) else spacing_found)
+        coarsest = 0.07  # claimed standard deviations: a coarser grid could hide that noise is missing
+        if not 0 < spacing <= coarsest:
+            return 0.0
+        same_grid = 1 / 64  # the same for noise, if the sum is on the grid too
+        off_share = 0.01  # of the noise, below which the sum itself is on the grid
+        return spacing if _off_grid(noise, spacing, same_grid).mean() > off_share else 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no release was observed."""
+        return self._is_single.size == 0
+
+    def precision(self, leaves: Sequence[int]) -> FloatArray:
+        """Return the relative precision at each coordinate: that of the numbers of its whole leaf.
+
+        A single coordinate may have no contribution other than the noise, whose own lattice would then be
+        taken for that of the release.
+        """
+        sizes = np.asarray([size for size in leaves if size > 0])
+        starts = np.cumsum(sizes) - sizes
+        largest = np.maximum.reduceat(self._largest, starts)
+        finest = np.minimum.reduceat(self._finest, starts)
+        precisions = np.full(sizes.size, DOUBLE)
+        precisions[np.logical_and.reduceat(self._is_single, starts) | (largest == 0)] = SINGLE
+        finer = 16.0  # times as precise as the largest is certainly the smallest of a few hundred numbers
+        subnormal = 2.0**-24  # the smallest number in float16, where it is a fixed-point format
+        for flags, eps in ((self._is_float16, FLOAT16), (self._is_bfloat16, BFLOAT16)):
+            spacing = eps * np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0))))
+            is_floating = (finest < spacing / finer) | (finest <= subnormal)
+            precisions[np.logical_and.reduceat(flags, starts) & is_floating] = eps
+        return np.repeat(precisions, sizes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, for ``load_state_dict``."""
+        return {name: value.copy() for name, value in vars(self).items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a ``state_dict``."""
+        vars(self).update({name: np.array(value) for name, value in state.items()})
 
 
-def _number(name: str, value: float | None) -> float:
-    """Return what describes a step as a number; NaN if it is not known."""
-    try:
-        return np.nan if value is None else float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"Expected {name}={quoted(value)} to be a number.") from error
+def find_spacing(values: FloatArray) -> float:
+    """Return the spacing of the grid on which all numbers are; 0 if there is none or they are too few."""
+    ordered = np.unique(np.abs(values))
+    gaps = np.diff(ordered, prepend=0.0)
+    gaps = gaps[gaps > SINGLE * ordered[-1:].max(initial=0.0)]  # smaller ones may be rounding errors
+    if values.size < _MIN_SAMPLE or gaps.size == 0:
+        return 0.0
+    max_divisor = 4  # the smallest gap between two numbers may be a small multiple of the spacing
+    for divisor in range(1, max_divisor + 1):
+        spacing = _refined(ordered, float(gaps.min()) / divisor)
+        if not _off_grid(ordered, spacing).any():
+            return spacing
+    return 0.0
+
+
+def _refined(ordered: FloatArray, spacing: float) -> float:
+    """Return the spacing that fits best: small multiples first, as a small error adds up in large ones."""
+    limit = 16 * spacing
+    while True:
+        near = ordered[: np.searchsorted(ordered, limit)]
+        multiples = np.rint(near / spacing)
+        if multiples.any():
+            spacing = float((near * multiples).sum() / (multiples * multiples).sum())
+        if limit > ordered[-1]:
+            return spacing
+        limit *= 16
+
+
+def _off_grid(values: ScoreArray, spacing: float, tolerance: float = _ON_GRID) -> BoolArray:
+    """Return which numbers are clearly not multiples of the spacing."""
+    multiples = values / spacing
+    is_off: BoolArray = np.abs(multiples - np.rint(multiples)) > tolerance
+    return is_off
+
+
+def _lowest_bits(values: FloatArray) -> FloatArray:
+    """Return the value of the lowest bit that is set in each number of at most 24 bits."""
+    fractions, exponents = np.frexp(values)
+    whole = np.abs(np.ldexp(fractions, 24)).astype(np.int64)
+    bits: FloatArray = np.ldexp((whole & -whole).astype(np.float64), exponents - 24)
+    return bits

@@ -6,15 +6,18 @@ cannot test without a field (:func:`missing_fields`), so that no observer lists 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.diagnostics._coordinate_layout import Leaves
 from dpaudit.diagnostics._p_values import CheckResults
+
+Leaves = Mapping[str, int] | Sequence[int]
+"""The sizes of the parameters that a gradient consists of, in order, with their names if they have any."""
+MAX_SAMPLED = 1024  # coordinates that an observer reads, which takes a few microseconds per step
 
 # what no check can test without a field
 _UNTESTED = {
@@ -167,6 +170,43 @@ def missing_fields(given: Iterable[str], needed: Iterable[str]) -> tuple[str, ..
         for name in needed
         if name not in seen
     )
+
+
+@dataclass(frozen=True, eq=False)
+class CoordinateSample:
+    """Coordinates whose noise is logged: all for a small model, the same ones of each leaf for a large model.
+
+    The sample includes the first coordinates of each leaf (one parameter tensor), where an RNG that is
+    reseeded for each leaf repeats its noise, and some at growing distances.
+    """
+
+    indices: IntArray
+    leaves: tuple[int, ...]
+    """The number of coordinates in each leaf."""
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> CoordinateSample:
+        """Choose from the concatenation of leaves with these sizes."""
+        offsets = np.cumsum([0, *sizes])[:-1]
+        if sum(sizes) <= MAX_SAMPLED:
+            return cls(np.arange(sum(sizes)), tuple(sizes))
+        inside = _inside(max(1, MAX_SAMPLED // len(sizes)), max(sizes))
+        num_chosen = min(len(sizes), MAX_SAMPLED)
+        chosen = np.unique(np.linspace(0, len(sizes) - 1, num_chosen).astype(np.int64))
+        coordinates = [offsets[leaf] + inside[inside < sizes[leaf]] for leaf in chosen]
+        return cls(np.concatenate(coordinates), tuple(inside.size for inside in coordinates))
+
+    def named(self, names: Sequence[str]) -> Leaves:
+        """Return the number of coordinates in each leaf, by name if each leaf has one of its own."""
+        is_named = len(names) == len(set(names)) == len(self.leaves)
+        return dict(zip(names, self.leaves, strict=True)) if is_named else self.leaves
+
+
+def _inside(count: int, size: int) -> IntArray:
+    """Choose coordinates within a leaf: half at its beginning, the others at growing distances."""
+    first = np.arange(-(-count // 2))
+    rest = np.geomspace(first.size, max(size - 1, first.size), count - first.size)
+    return np.unique(np.concatenate([first, rest.astype(np.int64)]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,7 @@ from dpaudit import _validate
 from dpaudit._interrupts import machine_fault
 from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, Mixed, Mixture
-from dpaudit.diagnostics import Diagnosis, Diagnostics, Finding, likely_causes
-from dpaudit.diagnostics._coordinate_layout import Leaves
+from dpaudit.diagnostics import Diagnosis, Diagnostics, Finding, Leaves, likely_causes
 from dpaudit.diagnostics._diagnosis import joint_causes
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import require_rows
