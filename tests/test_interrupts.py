@@ -23,7 +23,6 @@ from dpaudit import IncompleteError, InputError, _interrupts, _io
 from dpaudit.experiments import _directory, _loop
 from dpaudit.experiments.black_box import _canary
 from dpaudit.experiments.config import _load
-from dpaudit.experiments.trials import _store
 
 
 def send(number: signal.Signals) -> None:
@@ -304,14 +303,10 @@ def test_a_folder_that_vanishes_during_a_write_is_a_fault_of_the_machine(tmp_pat
 
 def test_a_folder_that_vanishes_during_a_trial_is_a_fault_of_the_machine(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-
-    def write_and_lose() -> None:
-        with _io.locked(folder), _store._writing(folder / "trials.sqlite3"):
-            folder.rename(tmp_path / "elsewhere")
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-
-    with pytest.raises(IncompleteError, match=r"^The directory .*run has vanished\.$"):
-        write_and_lose()
+    with _io.locked(folder):
+        folder.rename(tmp_path / "elsewhere")
+        with pytest.raises(IncompleteError, match=r"^The directory .*run has vanished\.$"):
+            _io.append(folder / "trials.jsonl", b"{}")
 
 
 def test_too_little_memory_for_a_checkpoint_does_not_ask_to_delete_it(

@@ -166,6 +166,20 @@ def write(path: Path, fill: Callable[[BinaryIO], object], *, private: bool = Fal
             raise
 
 
+def append(path: Path, content: bytes) -> None:
+    """Append to a file and wait until it is on disk; what cannot be written completely is cut off again."""
+    require_lock(path)
+    with _writing(path), os.fdopen(os.open(path, os.O_WRONLY | os.O_NOFOLLOW), "wb", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            while content:
+                content = content[file.write(content) :]
+            os.fsync(file.fileno())
+        except BaseException:
+            file.truncate(end)
+            raise
+
+
 def _require_replaceable(path: Path, status: Callable[[], os.stat_result]) -> None:
     """Raise if the path is a pipe, device or socket, which writing would replace by a file."""
     try:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -133,43 +131,31 @@ def test_a_checkpoint_that_lost_its_end_is_damaged_and_not_old(
     assert f"Expected an intact checkpoint in {copy / 'checkpoint.pt'}, but it is damaged" in result.stdout
 
 
-@pytest.mark.parametrize("mode", ["delete", "wal"])
-def test_a_store_of_a_killed_process_is_read_and_left_alone(
-    mode: str, many: Path, run: Any, tmp_path: Path
-) -> None:
-    """What was not committed is in the journal, or in the log, and still has to be undone or applied."""
-    started = Path(shutil.copytree(many, tmp_path / "started"))
-    with closing(sqlite3.connect(started / "trials.sqlite3", isolation_level=None)) as store:
-        [count] = store.execute("SELECT count(*) FROM trials").fetchone()
-        store.execute(f"PRAGMA journal_mode = {mode}")
-        store.execute("PRAGMA cache_size = 1")  # so that pages are written before the end
-        store.execute("BEGIN")
-        store.execute("DELETE FROM trials WHERE number = 1")
-        if mode == "wal":
-            store.execute("COMMIT")
-        else:
-            store.execute("CREATE TABLE more (text TEXT)")
-            store.executemany("INSERT INTO more VALUES (?)", [("x" * 5000,)] * 20)
-        killed = Path(shutil.copytree(started, tmp_path / "killed"))  # as kill -9 leaves it
-    (killed / "trials.sqlite3-shm").unlink(missing_ok=True)
+def test_a_store_of_a_killed_process_is_read_and_left_alone(many: Path, run: Any, tmp_path: Path) -> None:
+    """The last line was not written completely."""
+    killed = Path(shutil.copytree(many, tmp_path / "killed"))
+    store = killed / "trials.jsonl"
+    store.write_bytes(store.read_bytes()[:-30])
     before = {path.name: path.read_bytes() for path in killed.iterdir()}
-    assert f"trials.sqlite3-{'wal' if mode == 'wal' else 'journal'}" in before
     result = run("verify", killed)
-    kept = count - (mode == "wal")
     assert result.stdout.splitlines() == [
         f"{killed}: unfinished",
-        f"  The {kept} stored trials are intact.",
+        f"  The {before[store.name].count(b'checksum') - 1} stored trials are intact.",
     ]
     assert {path.name: path.read_bytes() for path in killed.iterdir()} == before
 
 
-def test_a_store_that_does_not_name_its_run_is_refused(many: Path, run: Any, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(many, tmp_path / "copy"))
-    with closing(sqlite3.connect(copy / "trials.sqlite3")) as store, store:
-        store.execute("DELETE FROM about")
-    result = run("verify", copy)
+@pytest.mark.parametrize(("line", "sentence"), [(0, "Expected the trials of a run in"), (1, "line 2 is dam")])
+def test_a_store_that_does_not_name_its_run_or_a_score_is_refused(
+    line: int, sentence: str, many: Path, run: Any, tmp_path: Path
+) -> None:
+    store = Path(shutil.copytree(many, tmp_path / "copy")) / "trials.jsonl"
+    lines = store.read_text().splitlines(keepends=True)
+    store.write_text("".join([*lines[:line], "{}\n", *lines[line + 1 :]]))
+    result = run("verify", store.parent)
     assert result.exit_code == 2
-    assert f"Expected the trials of a run in {copy / 'trials.sqlite3'}" in result.stdout
+    assert sentence in result.stdout
+    assert str(store) in result.stdout
 
 
 def test_a_run_without_its_private_files_is_still_sealed(folder: Path, run: Any, tmp_path: Path) -> None:

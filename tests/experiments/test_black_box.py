@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_a_run_keeps_its_scores_and_its_result(tiny: Make) -> None:
     config, seen = tiny(CLAIM), list[Running]()
     found = run(config, trials=seen.append)
     folder = Path(config.output)
-    assert {path.name for path in folder.iterdir()} >= {"config.json", "manifest.json", "trials.sqlite3"}
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "manifest.json", "trials.jsonl"}
     assert found.values == json.loads((folder / "result.json").read_text())
     assert found.values["verdict"] == "UNDERPOWERED"  # 40 models do not detect twice the claimed epsilon
     assert found.values["threat_model"] == "black-box"
@@ -206,7 +207,7 @@ def test_a_run_keeps_its_canary_whatever_becomes_of_its_file(tiny: Make, tmp_pat
     config = tiny(f"audit.canary={{kind='example', file='{tmp_path / 'mine.npy'}', target=7}}", CLAIM)
     whole = run(config).values
     folder = Path(config.output)
-    for name in ("result.json", "trials.sqlite3"):
+    for name in ("result.json", "trials.jsonl"):
         (folder / name).unlink()
     np.save(tmp_path / "mine.npy", np.full((1, 8, 8), -0.25))
     assert run(config).values["bound"] == whole["bound"]
@@ -234,7 +235,7 @@ def test_a_canary_is_that_of_its_run_even_before_the_first_trial(tiny: Make) -> 
     for one in (config, other):
         run(one)
     folder, path = Path(config.output), Path(config.output) / "canary.json"
-    for name in ("manifest.json", "result.json", "trials.sqlite3"):
+    for name in ("manifest.json", "result.json", "trials.jsonl"):
         (folder / name).unlink()
     whole = path.read_text()
     values = json.loads(whole)
@@ -260,6 +261,7 @@ def test_packages_that_only_workers_import_took_part_too(tiny: Make, monkeypatch
                 assert scored.packages["numpy"] == np.__version__
                 yield group, replace(scored, packages={"ray": "1.2.3", "numpy": "0.0.1"})
 
+    monkeypatch.delitem(sys.modules, "ray", raising=False)  # of a test of the pools
     monkeypatch.setattr(_many_runs, "pool_for", lambda _: Elsewhere())
     found = run(tiny()).values["provenance"]["packages"]
     assert (found["ray"], found["numpy"]) == ("1.2.3", np.__version__)
@@ -279,7 +281,7 @@ def test_a_mistake_is_told_before_anything_is_trained(
 ) -> None:
     with pytest.raises(InputError, match=sentence):
         run(tiny(*changes))
-    assert not (tmp_path / "run" / "trials.sqlite3").exists()
+    assert not (tmp_path / "run" / "trials.jsonl").exists()
 
 
 def test_a_function_that_returns_models_is_audited(of_function: Make) -> None:

@@ -201,7 +201,7 @@ def test_a_directory_of_something_else_is_refused_before_training(
     assert path.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["with_canary.npy", "log_likelihood_ratios.npy", "trials.sqlite3"])
+@pytest.mark.parametrize("name", ["with_canary.npy", "log_likelihood_ratios.npy", "trials.jsonl"])
 def test_a_file_of_another_mode_is_not_sealed_with_a_run_that_is_resumed(name: str, small: Small) -> None:
     config = small()
     run(config)

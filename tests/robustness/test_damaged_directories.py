@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +52,7 @@ held_out = 64
 methods = []
 """
 ROOT = Path(__file__).parents[2]
-PRIVATE = ("config.json", "checkpoint.pt", "trials.sqlite3")
+PRIVATE = ("config.json", "checkpoint.pt", "trials.jsonl")
 # depend on the clock, or on the place of the directory
 NOT_NUMBERS = ("timing", "provenance", "seal", "remarks", "name", "notes", "settings", "facts", "sealed")
 
@@ -180,9 +178,8 @@ def _edit(rng: np.random.Generator, path: Path) -> None:
         inner, key = leaves[rng.integers(len(leaves))]
         inner[key] = _other(inner[key])
         path.write_text(json.dumps(edited))
-    elif path.suffix == ".sqlite3":
-        with closing(sqlite3.connect(path)) as store, store:
-            store.execute("UPDATE trials SET score = score + 3 WHERE number = 1")
+    elif path.suffix == ".jsonl":
+        path.write_text(path.read_text().replace('"score": ', '"score": 3', 1))
     else:
         _flip(rng, path)
 
@@ -214,8 +211,8 @@ DAMAGES: dict[str, Damage] = {
 ADDED = (
     "log_likelihood_ratios.npy",
     "with_canary.npy",
-    "trials.sqlite3-journal",
-    "trials.sqlite3-wal",
+    "trials.jsonl",
+    "trials.jsonl-wal",
 )
 
 
@@ -505,15 +502,15 @@ def test_scores_of_another_kind_of_run_are_refused(small: Runs) -> None:
 
 def test_a_private_file_that_a_killed_process_left_may_be_removed(small: Runs) -> None:
     small.restored("finished")
-    path = small.at / "trials.sqlite3-journal"
+    path = small.at / "trials.jsonl"
     path.write_bytes(b"seeds")
-    assert "trials.sqlite3-journal" in small._call("verify", small.at)[2]
+    assert "trials.jsonl" in small._call("verify", small.at)[2]
     seal(small.at)
     assert small._call("verify", small.at)[0] == 0
     path.unlink()
     status, _, text = small._call("verify", small.at)
     assert status == 0
-    assert "Removed since the run was sealed: trials.sqlite3-journal." in text
+    assert "Removed since the run was sealed: trials.jsonl." in text
 
 
 def test_a_run_that_ended_before_it_was_sealed_is_sealed_by_the_next_one(small: Runs) -> None:

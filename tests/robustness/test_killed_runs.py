@@ -201,6 +201,6 @@ def test_a_limit_of_the_file_size_is_a_fault_of_the_machine(
     assert '"exit_status": 4' in printed
     assert "could not be completed: Cannot write " in said.splitlines()[-1]
     run.require_gone()
-    if mode in POOLS and not (tmp_path / "run" / "trials.sqlite3").exists():
+    if mode in POOLS and not (tmp_path / "run" / "trials.jsonl").exists():
         finished(config, tmp_path / "run", mode)
     require_same(tmp_path / "run", undisturbed(mode), config, mode)

@@ -33,17 +33,15 @@ if TYPE_CHECKING:  # need pydantic and torch, which checks of a run do without
 
 MANIFEST: Final = "manifest.json"
 CHECKSUM: Final = "checksum"  # key of a JSON file that was written by with_checksum
-# the store of trials, and what a killed process leaves beside it
-STORE_FILES: Final = tuple(f"trials.sqlite3{end}" for end in ("", "-journal", "-wal", "-shm"))
 # files that hold seeds, which are removed before a run is published
-PRIVATE_FILES: Final = ("config.json", "checkpoint.pt", *STORE_FILES)
+PRIVATE_FILES: Final = ("config.json", "checkpoint.pt", "trials.jsonl")
 # all files that dpaudit reads from the directory of a run; reports are made from them and not sealed
 RUN_FILES: Final = (
     "config.json",
     "provenance.json",
     "canary.json",
     "checkpoint.pt",
-    *STORE_FILES,
+    "trials.jsonl",
     *(f"{name}.npy" for name in SCORE_FILES),
     "result.json",
 )
@@ -85,7 +83,7 @@ class RunDirectory:
     def require_own_files(self, config: Config) -> None:
         """Raise if there is a file that a run of this mode does not write, since it would be sealed."""
         mode = config.audit.mode
-        progress = ("canary.json", *STORE_FILES) if mode == "many-runs" else (self.checkpoint.name,)
+        progress = ("canary.json", "trials.jsonl") if mode == "many-runs" else (self.checkpoint.name,)
         arrays = (f"{name}.npy" for name in SCORES_OF_MODES[mode])
         written = "config.json", "provenance.json", "result.json", MANIFEST
         if (name := self._other_file(*written, *progress, *arrays)) is not None:
@@ -329,7 +327,7 @@ def check_unfinished(folder: Path) -> Iterator[str]:
     if (folder / "checkpoint.pt").exists():
         read_checkpoint(folder / "checkpoint.pt")
         yield "Its checkpoint is intact."
-    if (folder / "trials.sqlite3").exists():
+    if (folder / "trials.jsonl").exists():
         from dpaudit.experiments.trials._store import count_rows  # noqa: PLC0415  # of black-box audits only
 
-        yield f"The {count_rows(folder / 'trials.sqlite3'):,} stored trials are intact."
+        yield f"The {count_rows(folder / 'trials.jsonl'):,} stored trials are intact."

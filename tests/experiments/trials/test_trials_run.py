@@ -129,8 +129,9 @@ def test_a_group_that_was_broken_is_computed_in_the_same_company(tmp_path: Path)
     whole = finish(plan, tmp_path / "whole")
     with open_store(tmp_path / "run", plan) as store, pytest.raises(Stop):
         run_trials(plan, pool=Serial(), store=store, watch=stop_at(8))
-    with open_store(tmp_path / "run", plan) as store:
-        store._connection.execute("DELETE FROM trials WHERE number IN (1, 6)")
+    path = tmp_path / "run" / "trials.jsonl"
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(row for place, row in enumerate(rows) if place not in (2, 7)))
     seen: list[TrialProgress] = []
     with open_store(tmp_path / "run", plan) as store:
         assert sorted(store.scores) == [0, 2, 3, 4, 5, 7]

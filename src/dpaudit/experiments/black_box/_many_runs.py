@@ -96,11 +96,10 @@ def run_many(
     runs.shared.write(directory.path, run)
     estimates = _RunningBound(runs, listener)
     listener.message("Training")
-    with Store(directory.path, plan) as store:
-        for remark in store.remarks:
-            listener.message(remark)
-        pool = pool_for(runs.config.pool)
-        done = run_trials(plan, pool=pool, store=store, retry_failed=retry_failed, watch=estimates.update)
+    store, pool = Store(directory.path, plan), pool_for(runs.config.pool)
+    for remark in store.remarks:
+        listener.message(remark)
+    done = run_trials(plan, pool=pool, store=store, retry_failed=retry_failed, watch=estimates.update)
     listener.message("Computing the bounds of all methods")
     if (observations := done.observations) is None:
         raise InputError(f"Expected at least one training run to return a score: {done.failure_summary}")

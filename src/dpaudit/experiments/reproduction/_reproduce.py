@@ -37,7 +37,7 @@ from dpaudit.experiments.reproduction._figure import (
 )
 from dpaudit.experiments.reproduction._panels import kinds
 
-if TYPE_CHECKING:  # trials load SQLite, which only cells in processes need
+if TYPE_CHECKING:  # only cells in processes need trials
     from dpaudit.experiments.trials import Processes, Trial
 
 
