@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dpaudit
 from dpaudit._torch._crafting import Examples
 from dpaudit.observers.opacus import _input_canaries, hold_out, observe
-from dpaudit.observers.opacus._clipping import summed
+from dpaudit.observers.opacus._clipping import flat, summed
 from dpaudit.observers.opacus._observer import OpacusObserver
 
 VIOLATION = dpaudit.Verdict.VIOLATION
@@ -80,11 +80,11 @@ class Slow:
     def __init__(self, monkeypatch, build):
         self.build, self.scores = build, []
         original_add, original_update = (
-            _input_canaries.InputCanaries.add_to_sum,
+            _input_canaries.InputCanaries.added,
             OpacusObserver._before_update,
         )
 
-        def add_to_sum(canaries, index, members, *rest, **options):
+        def added(canaries, index, members, *rest, **options):
             result = original_add(canaries, index, members, *rest, **options)
             self._note(canaries, index, members)
             return result
@@ -93,7 +93,7 @@ class Slow:
             self._score(observer)
             return original_update(observer, *rest)
 
-        monkeypatch.setattr(_input_canaries.InputCanaries, "add_to_sum", add_to_sum)
+        monkeypatch.setattr(_input_canaries.InputCanaries, "added", added)
         monkeypatch.setattr(OpacusObserver, "_before_update", update)
 
     @torch.enable_grad()
@@ -120,7 +120,7 @@ class Slow:
     def _score(self, observer):
         optimizer = observer._optimizer
         released = torch.cat([value.grad.reshape(-1) for value in optimizer.params]) * observer._divisor()
-        batch = torch.cat([own.reshape(-1) for own in observer._step.sums])
+        batch = observer._step.before
         found = []
         for number, own in enumerate(self._clipped):
             others = [vector for other, vector in enumerate(self._clipped) if other != number]
@@ -158,16 +158,16 @@ def test_weights_are_those_without_an_observer(audited, kind):
 
 def projections(monkeypatch):
     """Keep what scores are projected on in every step: unit directions, and lengths in clipping norms."""
-    directions, lengths, original = [], [], _input_canaries.InputCanaries.add_to_sum
+    directions, lengths, original = [], [], _input_canaries.InputCanaries.added
 
-    def add_to_sum(*args, **options):
+    def added(*args, **options):
         projection, after = original(*args, **options)
         columns = [projection.project(unit) for unit in torch.eye(len(projection.index))]
         directions.append(nn.functional.normalize(torch.stack(columns, dim=1).double()).numpy())
         lengths.append(projection.lengths)
         return projection, after
 
-    monkeypatch.setattr(_input_canaries.InputCanaries, "add_to_sum", add_to_sum)
+    monkeypatch.setattr(_input_canaries.InputCanaries, "added", added)
     return {"directions": directions, "lengths": lengths}
 
 
@@ -311,14 +311,14 @@ def test_the_pass_of_the_canaries_changes_only_the_sum(private, held, mode):
     names = "grad", "grad_sample", "_norm_sample"
     before = [[getattr(one, name, None) for name in names] for one in made.optimizer.params]
     counters = attributes(made)
-    batch = summed(made.optimizer).clone()
+    batch = flat(summed(made.optimizer)).clone()
     make = _input_canaries.GhostBackward if made.ghost else _input_canaries.PerSampleBackward
     canaries = Examples(held.inputs[4:8], held.targets[4:8])
     each = make(made.optimizer, made.model, made.criterion).add_to_sum(canaries)
     for one, own in zip(made.optimizer.params, before, strict=True):
         assert all(getattr(one, name, None) is value for name, value in zip(names, own, strict=True))
     assert attributes(made) == counters
-    torch.testing.assert_close(summed(made.optimizer), batch + each.sum(dim=0))
+    torch.testing.assert_close(flat(summed(made.optimizer)), batch + each.sum(dim=0))
 
 
 def test_what_cannot_be_is_refused_in_a_sentence(private, held):

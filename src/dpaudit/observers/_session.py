@@ -4,7 +4,8 @@ A :class:`Library` knows where a framework clips, sums and adds noise. An :class
 which canaries are present in a step, the recorder with its checks, and when the observer is installed. A
 ``with`` block or :meth:`AuditSession.start` and :meth:`AuditSession.stop` enclose the steps to audit.
 :class:`LaidOutCanaries` draws the canaries of each step once the parameters are known, and
-:class:`StepRecorder` assembles the recorder and its checks.
+:class:`StepRecorder` assembles the recorder and its checks. :func:`replaced` and :func:`attribute_restored`
+change objects of a library for the time of a block.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from dpaudit.recording import (
 P = ParamSpec("P")
 MIXTURE = Mixture()
 _NUM_CANARIES = 64
+_MISSING = object()
 
 
 class AuditSession(AbstractContextManager[Recorder]):
@@ -97,6 +99,32 @@ class AuditSession(AbstractContextManager[Recorder]):
             f"{what}() audits the steps inside a with block: write 'with {what}(...) as recorder:' around "
             f"the training loop and use recorder.{name}."
         )
+
+
+@contextmanager
+def replaced(owner: Any, name: str, new: Callable[..., Any]) -> Iterator[None]:
+    """Replace a method of one object; restore its own attribute, or remove it if there was none."""
+    attributes = {key: value for key, value in vars(owner).items() if key == name}
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
+        vars(owner).update(attributes)
+
+
+@contextmanager
+def attribute_restored(owners: Sequence[Any], name: str) -> Iterator[None]:
+    """Restore an attribute of each owner at the end, or remove it if there was none."""
+    before = [getattr(owner, name, _MISSING) for owner in owners]
+    try:
+        yield
+    finally:
+        for owner, value in zip(owners, before, strict=True):
+            if value is not _MISSING:
+                setattr(owner, name, value)
+            elif hasattr(owner, name):
+                delattr(owner, name)
 
 
 def session(observe: Callable[P, Iterator[Recorder]]) -> Callable[P, AuditSession]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dpaudit._interrupts import machine_fault
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import attribute_restored, replaced
+from dpaudit.observers._session import attribute_restored, replaced
 
 _UNSUPPORTED: dict[type, str] = {
     DistributedPerLayerOptimizer: "it clips and adds noise during the backward pass, one layer at a time; "
@@ -368,9 +368,18 @@ def tensor_norms(tensors: Sequence[Tensor]) -> FloatArray:
     return np.asarray(torch.stack([norm.to(first) for norm in norms]).double().cpu())
 
 
-def summed(optimizer: DPOptimizer) -> Tensor:
-    """Return the sum of the clipped gradients as one vector."""
-    return flat([parameter.summed_grad for parameter in optimizer.params])
+def summed(optimizer: DPOptimizer) -> list[Any]:
+    """Return the sum of the clipped gradients of each parameter."""
+    return [parameter.summed_grad for parameter in optimizer.params]
+
+
+@contextmanager
+def copied_sums(optimizer: DPOptimizer) -> Iterator[None]:
+    """Let the block change copies of the sums."""
+    with attribute_restored(optimizer.params, "summed_grad"):
+        for parameter in optimizer.params:
+            parameter.summed_grad = parameter.summed_grad.clone()
+        yield
 
 
 def split_like(vectors: Tensor, parameters: Sequence[Any]) -> Iterator[tuple[Any, Tensor]]:

@@ -1,6 +1,6 @@
 """Gradient canaries for Opacus: vectors of known direction and norm that are added to the sum of a step.
 
-:meth:`GradientCanaries.add_to_sum` passes them to the optimizer's own code, which clips them and adds them to
+:meth:`GradientCanaries.added` passes them to the optimizer's own code, which clips them and adds them to
 ``p.summed_grad`` (``_clipping.py``). The :class:`CanaryProjection` that it returns scores the canaries in the
 release. ``_observer.py`` calls both in each step and subtracts the canaries again. Input canaries are in
 ``_input_canaries.py``.
@@ -37,7 +37,9 @@ from dpaudit.observers.opacus._clipping import (
     OpacusClip,
     StandIns,
     at_least_single,
+    copied_sums,
     precision,
+    summed,
 )
 from dpaudit.observers.opacus._prepared import PreparedTraining
 from dpaudit.recording import ObservedCanaries
@@ -80,17 +82,11 @@ class StepCanaries(ABC):
         """Return the coordinates that are read in a step."""
 
     @abstractmethod
-    def changes_in_place(self) -> bool:
-        """Return whether canaries are added at the coordinates only, by changing the sums in place."""
+    def added(self, index: int, members: IntArray, before: Tensor) -> tuple[CanaryProjection, Tensor]:
+        """Add the ``members``, by number, to the sum ``before`` with the library's own code.
 
-    @abstractmethod
-    def add_to_sum(
-        self, index: int, members: IntArray, before: Tensor, *, in_place: bool
-    ) -> tuple[CanaryProjection, Tensor]:
-        """Add the ``members``, by number, to ``p.summed_grad`` with the library's own code.
-
-        ``before`` is the sum at the coordinates of the step. Return the projection onto all canaries of the
-        step, members or not, and the new sum at the same coordinates.
+        Sums are at the coordinates of the step; those of the optimizer stay as they are. Return the
+        projection onto all canaries of the step, members or not, and the new sum.
         """
 
 
@@ -133,30 +129,25 @@ class GradientCanaries(StepCanaries):
     def index(self, index: int) -> CoordinateIndex:
         return self._placed(index).index
 
-    def changes_in_place(self) -> bool:
-        return self._clip.is_of_opacus
-
-    def add_to_sum(
-        self, index: int, members: IntArray, before: Tensor, *, in_place: bool
-    ) -> tuple[CanaryProjection, Tensor]:
+    def added(self, index: int, members: IntArray, before: Tensor) -> tuple[CanaryProjection, Tensor]:
         placed, norms = self._placed(index), self._room.norms(self._plan.num_canaries)
         norm = float(self._optimizer.max_grad_norm) if norms is None else math.hypot(*norms)
         projection = CanaryProjection(placed.index, lambda vector: placed.project(vector) / norm)
-        parameters: list[Any] = self._optimizer.params
         if not len(members):
             return projection, before
         lengths = norm * self._plan.canary.lengths(placed.directions)
         groups = placed.rows(np.sort(members), lengths)  # a sampler draws them in any order
-        if not in_place:
+        if self._clip.is_of_opacus:
+            after = before.clone()
             for rows, columns in groups:
-                self._clip.add_to_parameters(rows, CoordinateIndex(columns.coordinates, parameters))
-            return projection, placed.index.read([parameter.summed_grad for parameter in parameters])
-        after = before.clone()
-        for rows, columns in groups:
-            sums = after.index_select(0, columns.positions)
-            after.index_copy_(0, columns.positions, self._clip.add_rows(rows, sums, columns.stand_ins))
-        placed.index.write([parameter.summed_grad for parameter in parameters], after)
-        return projection, after
+                sums = after.index_select(0, columns.positions)
+                after.index_copy_(0, columns.positions, self._clip.add_rows(rows, sums, columns.stand_ins))
+            return projection, after
+        with copied_sums(self._optimizer):
+            for rows, columns in groups:
+                index_of_rows = CoordinateIndex(columns.coordinates, self._optimizer.params)
+                self._clip.add_to_parameters(rows, index_of_rows)
+            return projection, placed.index.read(summed(self._optimizer))
 
     def _directions(self, index: int) -> Directions:
         """Return the directions of the canaries of a step."""

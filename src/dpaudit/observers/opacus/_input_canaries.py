@@ -1,6 +1,6 @@
 """Input canaries for Opacus: examples that pass through the model, the loss and the clipping of a step.
 
-:func:`hold_out` splits off the examples that canaries are made from. :meth:`InputCanaries.add_to_sum` adds
+:func:`hold_out` splits off the examples that canaries are made from. :meth:`InputCanaries.added` adds
 canaries to the sum: a :class:`BackwardPass` runs the library's own code on them. A canary is scored along its
 gradient, which an :class:`UnwrappedModel` computes without the library.
 """
@@ -29,11 +29,12 @@ from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, loss_of
 from dpaudit._types import IntArray
 from dpaudit.canaries import CanaryCoins, InputCanary, split_indices
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import attribute_restored
+from dpaudit.observers._session import attribute_restored
 from dpaudit.observers.opacus._clipping import (
     CoordinateIndex,
     PerSampleClip,
     at_least_single,
+    copied_sums,
     flat,
     precision,
     restored,
@@ -145,20 +146,15 @@ class InputCanaries(StepCanaries):
     def index(self, index: int) -> CoordinateIndex:  # noqa: ARG002
         return self._index
 
-    def changes_in_place(self) -> bool:
-        return False
-
-    def add_to_sum(
-        self, index: int, members: IntArray, before: Tensor, *, in_place: bool
-    ) -> tuple[CanaryProjection, Tensor]:
-        del in_place
+    def added(self, index: int, members: IntArray, before: Tensor) -> tuple[CanaryProjection, Tensor]:
         examples = self._canaries.at(index, self._craft)
         directions = _clipped(self._model.gradients(examples), self._optimizer)
         numbers = torch.as_tensor(members, device=directions.device)
         each, after = directions.new_zeros(0, directions.shape[1]), before
         if len(numbers):
-            each = self._backward.add_to_sum(Examples(examples.inputs[numbers], examples.targets[numbers]))
-            after = summed(self._optimizer)
+            with copied_sums(self._optimizer):
+                chosen = Examples(examples.inputs[numbers], examples.targets[numbers])
+                each, after = self._backward.add_to_sum(chosen), flat(summed(self._optimizer))
             _check_independent(after - before, each, before, precision(self._optimizer.params))
         norm = float(self._optimizer.max_grad_norm)
         return _projection(directions, numbers, each, norm, self._index), after
@@ -290,7 +286,7 @@ class PerSampleBackward(BackwardPass):
         for parameter in self._optimizer.params:
             parameter.summed_grad = None
         clip.add_full_rows(row)
-        return summed(self._optimizer)
+        return flat(summed(self._optimizer))
 
 
 class GhostBackward(BackwardPass):

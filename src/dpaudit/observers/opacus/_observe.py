@@ -21,13 +21,13 @@ from dpaudit.canaries import CanaryCoins, GradientCanary, InputCanary, fresh_see
 from dpaudit.diagnostics import Check, CheckResults, ClaimedStep, CoordinateSample, Finding, RunCheck
 from dpaudit.errors import InputError
 from dpaudit.observers._session import MIXTURE, StepRecorder, claimed_numbers, session
-from dpaudit.observers.opacus._batches import LoaderBatches
 from dpaudit.observers.opacus._clipping import clip_for
 from dpaudit.observers.opacus._gradient_canaries import GradientCanaries, StepCanaries, planned
 from dpaudit.observers.opacus._input_canaries import InputCanaries
 from dpaudit.observers.opacus._lints import LintCheck
 from dpaudit.observers.opacus._observer import OpacusObserver, Ranks, check_unobserved
 from dpaudit.observers.opacus._prepared import (
+    LoaderBatches,
     OpacusParamsReader,
     PreparedTraining,
     accounted_rate,
@@ -119,11 +119,10 @@ def observe(
     # canaries that are drawn have the rate of the accountant, if it has one; the loader's rate is audited
     reads_loader = numbers.sample_rate is None and not (sampling and accounted_rate(optimizer) is not None)
     params = OpacusParamsReader(training, reads_loader=reads_loader)
-    options, sampled = dict(canaries.options), None
+    options, sampled = canaries.options, None
     if sampling:
         _require_whole_run(every, callbacks, claim)
         sampled = SampledMembership(canaries.coins, training, clip, batches.record)
-        del options["canaries"]  # they are not tested one by one
         options |= {"entries": canaries.coins.entries(), "finished": sampled.check_complete}
     else:
         options |= {"every": every, "callbacks": callbacks, "num_canaries": canaries.coins.num_canaries}
@@ -160,7 +159,7 @@ def observe(
     read = DPSGDParams(
         noise_multiplier=float(optimizer.noise_multiplier), sample_rate=accounted_rate(optimizer)
     ).overridden(numbers)
-    claimed = ClaimedStep(**read.known("noise_multiplier"), sample_rate=read.sample_rate)
+    claimed = ClaimedStep(noise_multiplier=read.noise_multiplier or 0.0, sample_rate=read.sample_rate)
     others.exchange(steps.checks, claimed)  # not after an error, which another process may not have
 
 

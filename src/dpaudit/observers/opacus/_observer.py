@@ -1,8 +1,8 @@
 """One step of an Opacus optimizer with canaries: inserted before the noise, subtracted before the update.
 
 - Insertion: ``optimizer.add_noise`` is replaced while the observer is installed. Just before the noise,
-  :meth:`OpacusObserver._insert` adds the canaries of the step to ``p.summed_grad``, through
-  ``GradientCanaries.add_to_sum`` or ``InputCanaries.add_to_sum``.
+  :meth:`OpacusObserver._insert` adds the canaries of the step to ``p.summed_grad``, as computed by
+  ``GradientCanaries.added`` or ``InputCanaries.added``.
 - Release: :meth:`OpacusObserver._before_update`, a pre-step hook of the wrapped optimizer, reads ``p.grad``
   after the noise, the scaling and the reduction over ranks, and records the scores. Post-processing that
   sees only the release, such as a limit of its norm, is undone before (:class:`PostProcessing`).
@@ -28,8 +28,7 @@ from dpaudit._torch import largest_absolute
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.diagnostics import CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import replaced
-from dpaudit.observers._session import StepRecorder
+from dpaudit.observers._session import StepRecorder, replaced
 from dpaudit.observers.opacus._clipping import (
     CoordinateIndex,
     TrainedParameters,
@@ -53,13 +52,11 @@ class _Step:
 
     projection: CanaryProjection
     present: BoolArray
-    sums: list[Tensor]  # the optimizer's own tensors, which may contain the canaries
-    sums_with_canaries: list[Tensor]
+    sums: list[Tensor]  # the optimizer's own tensors, which contain the canaries
     before: Tensor  # the clipped sum of the examples
     after: Tensor  # that sum and the canaries
     background: Tensor  # the sum of the examples and the other present canaries, along each canary
     example_norm: float  # the norm of the sum of the examples
-    in_place: bool  # whether the canaries were added to the optimizer's own tensors
     noise_norm: float  # the clipping norm to which the noise is calibrated
     noise_multiplier: float  # what the optimizer claims
     fields: dict[str, Any]  # of the observed step, from its sum and batch
@@ -136,49 +133,36 @@ class OpacusObserver:
         parameters: list[Any] = self._optimizer.params
         sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
         example_norm, fields = self._sums.before_noise(sums)
-        in_place = self._canaries.changes_in_place()
-        if not in_place:
-            for parameter, total in zip(parameters, sums, strict=True):
-                parameter.summed_grad = _marked_like(total.clone(), total)
+        with self._sums.paused():
+            self._step = self._insert(sums, example_norm, fields)
         try:
-            with self._sums.paused():
-                self._step = self._insert(sums, example_norm, fields, in_place=in_place)
             self._add_noise()
         except BaseException:
-            if self._step is not None:
-                self._end_step()
-            else:
-                self._restore(sums)
+            self._end_step()
             raise
         self._separate_gradients()
         if self._ranks.world_size == 1:  # otherwise the gradients of other ranks are added
             self._post_processing.note(parameters)
 
     @torch.no_grad()
-    def _insert(
-        self, sums: list[Tensor], example_norm: float, fields: dict[str, Any], *, in_place: bool
-    ) -> _Step:
-        """Add the canaries of this step to ``p.summed_grad``; ``sums`` are its previous values."""
-        step = self._steps.index
-        if self._drawn is None:
-            members = np.flatnonzero(self._canaries.coins.coins(step))
-        else:
-            members = self._drawn.members(step)
+    def _insert(self, sums: list[Tensor], example_norm: float, fields: dict[str, Any]) -> _Step:
+        """Add the canaries of this step to the sums, in place."""
+        step, coins = self._steps.index, self._canaries.coins
+        members = np.flatnonzero(coins.coins(step)) if self._drawn is None else self._drawn.members(step)
         before = self._canaries.index(step).read(sums)
         own_members = members if self._ranks.inserts else members[:0]  # otherwise another rank adds them
-        projection, after = self._canaries.add_to_sum(step, own_members, before, in_place=in_place)
-        present = np.zeros(self._canaries.coins.num_canaries, dtype=np.bool_)
+        projection, after = self._canaries.added(step, own_members, before)
+        projection.index.write(sums, after)
+        present = np.zeros(coins.num_canaries, dtype=np.bool_)
         present[members] = True
         return _Step(
             projection=projection,
             present=present,
             sums=sums,
-            sums_with_canaries=[parameter.summed_grad for parameter in self._optimizer.params],
             before=before,
             after=after,
             background=projection.project(before) + projection.others,
             example_norm=example_norm,
-            in_place=in_place,
             noise_norm=noise_norm(self._optimizer),
             noise_multiplier=float(self._optimizer.noise_multiplier),
             fields=fields,
@@ -219,7 +203,7 @@ class OpacusObserver:
             observed = self._observed(values, release, divisor, step)
         inserted = self._ranks.inserted(step.after - step.before) / divisor
         self._subtract(inserted, release, step.index)
-        self._restore(step.sums, step)
+        self._restore(step)
         if observed is None:
             self._sums.stop()
             self._steps.end()
@@ -280,9 +264,7 @@ class OpacusObserver:
             return {}
         largest = [
             largest_absolute(torch.add(total, gradient, alpha=-divisor))
-            for total, gradient in zip(
-                evenly_spaced(step.sums_with_canaries), evenly_spaced(released), strict=True
-            )
+            for total, gradient in zip(evenly_spaced(step.sums), evenly_spaced(released), strict=True)
         ]
         num_coordinates = -(-sum(map(torch.numel, released)) // stride_of(released))
         before, after = torch.stack([step.before, step.after]).double().norm(dim=1).tolist()
@@ -303,14 +285,14 @@ class OpacusObserver:
         """Restore the optimizer's own sums if a step is in progress."""
         step, self._step = self._step, None
         if step is not None:
-            self._restore(step.sums, step)
+            self._restore(step)
 
-    def _restore(self, sums: list[Tensor], step: _Step | None = None) -> None:
-        parameters: list[Any] = self._optimizer.params
-        if step is not None and step.in_place:
-            step.index.write(sums, step.before)
-        for parameter, total in zip(parameters, sums, strict=True):
-            parameter.summed_grad = _marked_like(total, parameter.summed_grad)
+    def _restore(self, step: _Step) -> None:
+        step.index.write(step.sums, step.before)
+        for parameter, total in zip(self._optimizer.params, step.sums, strict=True):
+            if hasattr(parameter.summed_grad, "_processed"):  # the mark that Opacus sets on a used sum
+                total._processed = True  # type: ignore[attr-defined]
+            parameter.summed_grad = total
 
 
 def noise_norm(optimizer: DPOptimizer) -> float:
@@ -338,13 +320,6 @@ def _checked_sum(parameter: Any, index: int) -> Tensor:
             f"optimizer, got {shape}: does its grad_sample have shape examples x parameter shape?"
         )
     return summed
-
-
-def _marked_like(new: Tensor, old: Tensor) -> Tensor:
-    """Copy the mark that Opacus sets on a used sum from ``old`` to ``new``."""
-    if hasattr(old, "_processed"):
-        new._processed = True  # type: ignore[attr-defined]
-    return new
 
 
 class Ranks:

@@ -1,7 +1,8 @@
 """The parts that ``PrivacyEngine.make_private`` returned, out of their wrappers.
 
 The accountant is reached through the step hook of the optimizer, and the sampler through the loader, also if
-a ``BatchMemoryManager`` splits its batches.
+a ``BatchMemoryManager`` splits its batches. :class:`LoaderBatches` follows that sampler: workers and wrappers
+may draw ahead, and which batch belongs to which step is decided in ``BatchRecord``, by the number of rows.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import functools
 import inspect
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeAlias
 
+import numpy as np
 from opacus import PrivacyEngine
 from opacus.accountants.accountant import IAccountant
 from opacus.grad_sample.gsm_base import AbstractGradSampleModule
@@ -22,15 +25,27 @@ from opacus.schedulers.grad_clip_scheduler import _GradClipScheduler
 from opacus.schedulers.noise_scheduler import _NoiseScheduler
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from opacus.utils.uniform_sampler import (
+    DistributedUniformWithReplacementSampler,
+    UniformWithReplacementSampler,
+)
 from torch import nn
 from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRandomSampler
 
+from dpaudit._types import IntArray
+from dpaudit.diagnostics import BatchRecord, CheckResults, ClaimedStep, Finding
 from dpaudit.errors import InputError
 from dpaudit.recording import DPSGDParams
 
+Epoch: TypeAlias = Callable[[], Iterator[Any]]
+"""A function that starts drawing the batches of an epoch."""
+
 _WRAPPED_AS = ("_optimizer", "optimizer")  # by Lightning, by Accelerate
+_MIN_COMPARED, _MAX_COMPARED = 8, 64  # steps whose numbers of rows are compared with Poisson sampling
+_MAX_PROBABILITY = 1e-9  # of sizes of batches under Poisson sampling that are no coincidence
+_MAX_STANDARD_ERRORS = 8.0  # of the mean size
 _MAX_DEPTH = 4  # of wrappers, and of functions around the hook of an accountant
 
 
@@ -300,3 +315,116 @@ def _name_by_type(component: Any) -> str | None:
     is_model = hasattr(component, "remove_hooks")  # around one that is not wrapped
     names = (name for name, kind in kinds.items() if isinstance(component, kind))
     return next(names, "module" if is_model else None)
+
+
+class LoaderBatches:
+    """The batches of the loader, if it is given and draws by index; ``record`` keeps them."""
+
+    def __init__(self, training: PreparedTraining, *, is_distributed: bool, is_followed: bool = True) -> None:
+        self._is_followed, self._num_batches = is_followed, 0
+        self.record = BatchRecord(
+            "batches are not tested, and rows are not compared with drawn examples: pass loader=..., the "
+            "loader that make_private returned, and start the loop over it inside the with block"
+        )
+        self._sampler = training.sampler if isinstance(training.loader, DataLoader) else None
+        self._subset: IntArray | None = None
+        inside = getattr(self._sampler, "sampler", self._sampler)
+        if isinstance(inside, SubsetRandomSampler):
+            self._subset = np.unique(np.asarray(inside.indices, dtype=np.int64))
+        self._num_examples = training.num_examples if self._subset is None else self._subset.size
+        why_not = None
+        if isinstance(getattr(training.loader, "dataset", None), IterableDataset):
+            self._sampler = None
+            self.record.unobserved = (
+                "batches are not tested: an IterableDataset draws its examples itself, without indices"
+            )
+        elif is_distributed:
+            why_not = "each process draws from its own part of the data"
+        elif self._num_examples is None:
+            why_not = "the data set of the loader has no length"
+        if self._sampler is not None and why_not is not None:
+            self.record.tests_sampling = False
+            batches = "batches of several processes" if is_distributed else "batches"
+            self.record.unobserved = f"{batches} are not tested against Poisson sampling: {why_not}"
+        samplers = UniformWithReplacementSampler, DistributedUniformWithReplacementSampler
+        self._poisson_rate = self._sampler.sample_rate if isinstance(self._sampler, samplers) else None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Follow the loader inside the block, unless another hook does."""
+        if not self._is_followed or not hasattr(self._sampler, "__dict__"):
+            yield
+            return
+        with iterated_by(self._sampler, self._noting):
+            yield
+
+    def _noting(self, epoch: Epoch) -> Iterator[Any]:
+        for batch in epoch():
+            self._num_batches += 1
+            indices = np.asarray(batch, dtype=np.int64).reshape(-1)
+            if self._subset is not None:
+                indices = np.searchsorted(self._subset, indices).astype(np.int64)
+            self.record.add_drawn_batch(indices, self._num_examples or 0)
+            yield batch
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether the loader has drawn no batch yet, although it could."""
+        return self._is_followed and self._sampler is not None and self._num_batches == 0
+
+    def results(self, claimed: ClaimedStep | None = None) -> CheckResults:  # noqa: ARG002
+        """Return a finding if the loop certainly does not use the given loader."""
+        rows = [size for size in self.record.step_rows[:_MAX_COMPARED] if size is not None]
+        is_drawing = 2 * self._num_batches >= len(self.record.step_rows)
+        if len(rows) < _MIN_COMPARED or is_drawing or not self._are_impossible(np.array(rows)):
+            return CheckResults()
+        described = (
+            f"all have {rows[0]} rows" if len(set(rows)) == 1 else f"have {np.mean(rows):.4g} rows on average"
+        )
+        sentence = (
+            f"The loop does not use the batches of loader=: its first {len(rows)} steps {described}, which "
+            "batches of that loader do not."
+        )
+        cause = (
+            "does the loop iterate over the original loader instead of the one that make_private returned?"
+        )
+        return CheckResults(certain=(replace(Finding.certain("rows-drawn", sentence), cause=cause),))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs, which belongs to no training run."""
+        return {**vars(self), "_sampler": None}
+
+    def _are_impossible(self, rows: IntArray) -> bool:
+        """Return whether Poisson sampling of the loader certainly has other sizes."""
+        if self._poisson_rate is None or not self._is_followed or not self.record.tests_sampling:
+            return False
+        mean = (self._num_examples or 0) * float(self._poisson_rate)
+        variance = mean * (1 - float(self._poisson_rate))
+        if variance < 1 or not rows.any():
+            return False
+        if np.ptp(rows) == 0:
+            most_likely = 1 / math.sqrt(2 * math.pi * variance)
+            return bool(most_likely ** (rows.size - 1) < _MAX_PROBABILITY)
+        return bool(abs(rows.mean() - mean) > _MAX_STANDARD_ERRORS * math.sqrt(variance / rows.size))
+
+
+@contextmanager
+def iterated_by(
+    sampler: Any, batches: Callable[[Epoch], Iterator[list[int]]], **attributes: Any
+) -> Iterator[None]:
+    """Iterate over a sampler through ``batches``, which receives the sampler's own epochs.
+
+    ``__iter__`` is looked up on the class, so the class is replaced, by one with these ``attributes``. The
+    object stays the same because a BatchMemoryManager, created before or after this, holds a reference to it.
+    """
+    original = type(sampler)
+
+    def iterate(self: Any) -> Iterator[list[int]]:
+        return batches(lambda: original.__iter__(self))
+
+    names = {"__iter__": iterate, "__module__": original.__module__, **attributes}
+    sampler.__class__ = type(original.__name__, (original,), names)
+    try:
+        yield
+    finally:
+        sampler.__class__ = original

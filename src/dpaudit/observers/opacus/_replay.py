@@ -20,7 +20,6 @@ from torch import Tensor, distributed, nn
 from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
 from dpaudit.observers._neighbors import batch_size
-from dpaudit.observers._patching import replaced
 from dpaudit.observers._replay import compare_neighbors
 from dpaudit.observers._replay_result import (
     NumberArray,
@@ -31,7 +30,7 @@ from dpaudit.observers._replay_result import (
     fingerprint_rows,
     scale_between,
 )
-from dpaudit.observers.opacus._clipping import GhostClip, clip_for, flat, split_like
+from dpaudit.observers.opacus._clipping import GhostClip, clip_for, flat, precision, split_like, watched
 from dpaudit.observers.opacus._observer import check_unobserved
 from dpaudit.observers.opacus._prepared import (
     attached_accounting,
@@ -161,7 +160,7 @@ class _OpacusStep(ReplayedStep):
         with ExitStack() as undo:
             for protected in self._protected:
                 _scale_norms(protected, norm_factor)
-                _ReplacedMethods(protected, run, self._names).install(undo)
+                _WatchedOptimizer(protected, run, self._names).install(undo)
             try:
                 self._step(batch)
                 if next_batch is not None:
@@ -271,86 +270,88 @@ class _OpacusRun:
         self._start = self._random_digest()
 
 
-class _ReplacedMethods:
-    """The methods that replace those of one optimizer during a run."""
+class _WatchedOptimizer:
+    """What one private optimizer does during a run."""
 
     def __init__(self, protected: _Protected, run: _OpacusRun, names: Mapping[int, str]) -> None:
         self._optimizer, self._ghost = protected
         self._run, self._trace, self._names = run, run.trace, names
-        self._add_noise, self._scale_grad = self._optimizer.add_noise, self._optimizer.scale_grad
-        self._clip = self._optimizer.clip_and_accumulate
-        self._get_clipping_coef = getattr(self._ghost, "get_clipping_coef", None)
         self._num_updates = 0
         self._rows: list[FloatArray] = []  # since the last release
         self._row_eps = 0.0
+        self._first: ReleaseTrace | None = None  # the same release in the first run
+        self._before: NumberArray = np.zeros(0)  # noise or scaling
 
     def install(self, undo: ExitStack) -> None:
-        """Replace the methods until ``undo`` is closed."""
-        undo.enter_context(replaced(self._optimizer, "add_noise", self.add_noise))
-        undo.enter_context(replaced(self._optimizer, "scale_grad", self.scale_grad))
-        if self._ghost is None:
-            undo.enter_context(replaced(self._optimizer, "clip_and_accumulate", self.clip_and_accumulate))
+        """Watch the methods of the optimizer until ``undo`` is closed."""
+        optimizer, ghost = self._optimizer, self._ghost
+        undo.enter_context(
+            watched(optimizer, "add_noise", before=self._before_noise, after=self._after_noise)
+        )
+        undo.enter_context(
+            watched(optimizer, "scale_grad", before=self._before_scaling, after=self._after_scaling)
+        )
+        if ghost is None:
+            undo.enter_context(watched(optimizer, "clip_and_accumulate", before=self._note_samples))
         else:
-            undo.enter_context(replaced(self._ghost, "get_clipping_coef", self.get_clipping_coef))
-        hook = updating_optimizer(self._optimizer).register_step_pre_hook(self.before_update)
+            undo.enter_context(watched(ghost, "get_clipping_coef", after=self._note_norms))
+        hook = updating_optimizer(optimizer).register_step_pre_hook(self._before_update)
         undo.callback(hook.remove)
 
-    def clip_and_accumulate(self) -> None:
-        """Note the gradients of the examples, then clip them."""
+    def _note_samples(self) -> None:
         samples = self._optimizer.grad_samples
         self._note_rows(fingerprint_rows(samples), samples)
-        self._clip()
 
-    def get_clipping_coef(self) -> Tensor:
-        """Note the norms of the gradients from which the model computes clipping factors."""
-        assert self._get_clipping_coef is not None
-        factors: Tensor = self._get_clipping_coef()
+    def _note_norms(self, _: Tensor) -> None:
+        """Note the norms of the gradients from which the model computed clipping factors."""
         norms = self._ghost._per_sample_gradient_norms.detach()
         self._note_rows(norms.double().cpu().numpy()[:, None], [norms])
-        return factors
 
     def _note_rows(self, rows: FloatArray, samples: Sequence[Tensor]) -> None:
         # products on a GPU are computed in TF32
-        precision = max(2.0**-10 if sample.is_cuda else torch.finfo(sample.dtype).eps for sample in samples)
+        eps = max(2.0**-10 if sample.is_cuda else torch.finfo(sample.dtype).eps for sample in samples)
         self._rows.append(rows)
-        self._row_eps = max(self._row_eps, precision)
+        self._row_eps = max(self._row_eps, eps)
 
-    def add_noise(self) -> None:
-        """Add noise with the random numbers of the first run, and replace the release by that of it."""
-        first = self._run.before_noise()
-        parameters = self._optimizer.params
-        total = _numbers([parameter.summed_grad for parameter in parameters])
-        self._add_noise()
-        gradients = [parameter.grad for parameter in parameters]
-        noisy = _numbers(gradients)
-        norm = float(self._optimizer.max_grad_norm)
-        eps = max(torch.finfo(gradient.dtype).eps for gradient in gradients)
-        rows = np.concatenate(self._rows) if self._rows else None
-        self._rows = []
-        if first is not None and first.noisy.shape == noisy.shape:
-            self._pin(first.noisy)
-        self._run.after_noise(
-            ReleaseTrace(total=total, noisy=noisy, unit=norm, eps=eps, rows=rows, row_eps=self._row_eps)
+    def _before_noise(self) -> None:
+        self._first = self._run.before_noise()
+        self._before = _numbers([parameter.summed_grad for parameter in self._optimizer.params])
+
+    def _after_noise(self, _: Any) -> None:
+        """Note the release, and replace it by that of the first run."""
+        noisy, first = self._gradients(), self._first
+        rows, self._rows = np.concatenate(self._rows) if self._rows else None, []
+        release = ReleaseTrace(
+            total=self._before,
+            noisy=noisy,
+            unit=float(self._optimizer.max_grad_norm),
+            eps=precision([parameter.grad for parameter in self._optimizer.params]),
+            rows=rows,
+            row_eps=self._row_eps,
         )
+        if first is not None and first.noisy.shape == noisy.shape:
+            vector = torch.from_numpy(first.noisy.copy())  # the optimizer changes it in place
+            for parameter, gradient in split_like(vector, self._optimizer.params):
+                parameter.grad = gradient.to(parameter.grad)
+        self._run.after_noise(release)
 
-    def _pin(self, released: NumberArray) -> None:
-        vector = torch.from_numpy(released.copy())  # the optimizer changes it in place
-        for parameter, gradient in split_like(vector, self._optimizer.params):
-            parameter.grad = gradient.to(parameter.grad)
+    def _gradients(self) -> NumberArray:
+        return _numbers([parameter.grad for parameter in self._optimizer.params])
 
-    def scale_grad(self) -> None:
-        """Scale the release, and note the number by which it is divided."""
-        before = _numbers([parameter.grad for parameter in self._optimizer.params])
-        self._scale_grad()
-        after = _numbers([parameter.grad for parameter in self._optimizer.params])
-        factor = scale_between(before, after, self._trace.releases[-1].eps) if self._trace.releases else None
+    def _before_scaling(self) -> None:
+        self._before = self._gradients()
+
+    def _after_scaling(self, _: Any) -> None:
+        """Note the number by which the release was divided."""
+        releases = self._trace.releases
+        factor = scale_between(self._before, self._gradients(), releases[-1].eps) if releases else None
         if factor:
-            self._trace.state["divisor", f"release {len(self._trace.releases)}"] = f"{1 / factor:.6g}"
+            self._trace.state["divisor", f"release {len(releases)}"] = f"{1 / factor:.6g}"
 
-    def before_update(self, *_: Any) -> None:
+    def _before_update(self, *_: Any) -> None:
         """Note the gradient and the settings with which the wrapped optimizer is about to update."""
-        suffix = f" in update {self._num_updates + 1}"
         self._num_updates += 1
+        suffix = f" in update {self._num_updates}"
         for name, text in _group_settings(self._optimizer):
             self._trace.state["hyperparameters", name + suffix] = text
         for parameter in self._optimizer.params:

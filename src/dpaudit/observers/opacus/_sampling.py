@@ -24,11 +24,10 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from dpaudit._types import IntArray
 from dpaudit.canaries import CanaryCoins, CanaryPlan
-from dpaudit.diagnostics._sum_checks import BatchRecord
+from dpaudit.diagnostics import BatchRecord
 from dpaudit.errors import InputError
-from dpaudit.observers.opacus._batches import Epoch, iterated_by
 from dpaudit.observers.opacus._clipping import OpacusClip, watched
-from dpaudit.observers.opacus._prepared import PreparedTraining
+from dpaudit.observers.opacus._prepared import Epoch, PreparedTraining, iterated_by
 
 _Changes: TypeAlias = dict[tuple[Any, str], Any]  # new values of attributes, by object and name
 

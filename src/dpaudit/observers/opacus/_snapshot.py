@@ -45,17 +45,12 @@ class TorchSnapshot:
 
     def random_state(self) -> list[Any]:
         """Return the states of all random number generators."""
-        return [_generator_state(generator) for generator in self._generators]
+        return [read() for read, _ in map(_state_of, self._generators)]
 
     def set_random_state(self, states: list[Any]) -> None:
         """Set the states of all random number generators."""
-        for generator, state in zip(self._generators, states, strict=True):
-            if isinstance(generator, np.random.Generator):
-                generator.bit_generator.state = state
-            elif isinstance(generator, random.Random):
-                generator.setstate(state)
-            else:
-                generator.set_state(state)
+        for (_, write), state in zip(map(_state_of, self._generators), states, strict=True):
+            write(state)
 
     def _save(self, value: Any, *, is_root: bool = False) -> None:
         """Save a value and, if it is a container or a known kind of object, everything in it."""
@@ -98,10 +93,14 @@ class TorchSnapshot:
         self._undo.append(refill)
 
 
-def _generator_state(generator: Any) -> Any:
+def _state_of(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Return the functions that read and write the state of a random number generator."""
+    if isinstance(generator, random.Random):
+        return generator.getstate, generator.setstate
     if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+        bits = generator.bit_generator
+        return lambda: bits.state, lambda state: setattr(bits, "state", state)
+    return generator.get_state, generator.set_state
 
 
 def _is_object(value: Any) -> bool:

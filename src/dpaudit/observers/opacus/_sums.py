@@ -4,7 +4,7 @@
 ``clip_and_accumulate``, or ``accumulate`` with ghost clipping, where ``get_norm_sample`` of the model shows
 the rows. A sum that nothing else has changed is recognized by the version counters of its tensors, so that a
 step costs no more than one norm. :class:`ClippingNorms` compares the clipping norms with those of the rows.
-The batches that rows are compared with are in ``_batches.py``.
+The batches that rows are compared with are in ``LoaderBatches``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from dpaudit._types import FloatArray
 from dpaudit.diagnostics import CheckResults, ClaimedStep, Finding, SumChange
-from dpaudit.observers.opacus._batches import LoaderBatches
 from dpaudit.observers.opacus._clipping import (
     GhostClip,
     OpacusClip,
@@ -31,7 +30,7 @@ from dpaudit.observers.opacus._clipping import (
     tensor_norms,
     watched,
 )
-from dpaudit.observers.opacus._prepared import PreparedTraining
+from dpaudit.observers.opacus._prepared import LoaderBatches, PreparedTraining
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm

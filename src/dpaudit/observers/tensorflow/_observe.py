@@ -20,8 +20,7 @@ from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.canaries import GradientCanary, Mixture, ParameterLayout, fresh_seed
 from dpaudit.diagnostics import BatchRecord, CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import attribute_restored, replaced
-from dpaudit.observers._session import LaidOutCanaries, StepRecorder, session
+from dpaudit.observers._session import LaidOutCanaries, StepRecorder, attribute_restored, replaced, session
 from dpaudit.observers.tensorflow._clipping import (
     CanaryTape,
     CanaryTensors,
