@@ -44,12 +44,6 @@ NOT_AN_ARRAY: Final = (
 )
 LARGEST_ARRAY: Final = 2**32  # bytes in memory: a file of a few kilobytes can claim more than is available
 _LARGEST_JSON = 50_000_000  # bytes
-_SPECIAL = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISSOCK, "a socket"),
-)
 
 
 def expanded(path: str | Path) -> Path:
@@ -186,9 +180,8 @@ def _require_replaceable(path: Path, status: Callable[[], os.stat_result]) -> No
         mode = status().st_mode
     except FileNotFoundError:
         return
-    for is_kind, name in _SPECIAL:
-        if is_kind(mode):
-            raise InputError(f"Expected {path} to be a file or not to exist, but it is {name}.")
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
+        raise InputError(f"Expected {path} to be a file or not to exist, but it is a pipe or a device.")
 
 
 @contextmanager

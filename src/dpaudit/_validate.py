@@ -57,34 +57,33 @@ def _number(name: str, value: float) -> float:
         raise InputError(f"Expected {name} in (-inf, inf), got a number too large for a float.") from error
 
 
-def _inside(name: str, value: float, ok: bool, interval: str) -> float:
-    if not ok:  # includes NaN, for which comparisons are false
-        raise InputError(f"Expected {name}={value:g} in {interval}.")
-    return value
+def _inside(name: str, value: float, low: float, high: float, ends: str = "()") -> float:
+    """Require a number in an interval that is open at a parenthesis and closed at a bracket."""
+    number = _number(name, value)
+    is_inside = low < number < high or (number == low and "[" in ends) or (number == high and "]" in ends)
+    if not is_inside:  # includes NaN, for which comparisons are false
+        raise InputError(f"Expected {name}={number:g} in {ends[0]}{low:g}, {high:g}{ends[1]}.")
+    return number
 
 
 def finite(name: str, value: float) -> float:
     """Require a finite number."""
-    number = _number(name, value)
-    return _inside(name, number, math.isfinite(number), "(-inf, inf)")
+    return _inside(name, value, -math.inf, math.inf)
 
 
 def positive(name: str, value: float) -> float:
     """Require a finite number above zero."""
-    number = _number(name, value)
-    return _inside(name, number, 0 < number < math.inf, "(0, inf)")
+    return _inside(name, value, 0.0, math.inf)
 
 
 def at_least(name: str, value: float, low: float) -> float:
     """Require a finite number of at least ``low``."""
-    number = _number(name, value)
-    return _inside(name, number, low <= number < math.inf, f"[{low:g}, inf)")
+    return _inside(name, value, low, math.inf, "[)")
 
 
 def fraction(name: str, value: float) -> float:
     """Require a number strictly between 0 and 1."""
-    number = _number(name, value)
-    return _inside(name, number, 0 < number < 1, "(0, 1)")
+    return _inside(name, value, 0.0, 1.0)
 
 
 def confidence(value: float) -> float:
@@ -92,17 +91,15 @@ def confidence(value: float) -> float:
 
     Error rates below 1e-12 are lost in rounding, here and in files.
     """
-    number = _number("confidence", value)
-    if MOST_CONFIDENT < number < 1:
+    number = _inside("confidence", value, 0.5, 1.0, "[)")
+    if number > MOST_CONFIDENT:
         raise InputError(f"Expected confidence={number!r} to be at most 1 - 1e-12.")
-    return _inside("confidence", number, 0.5 <= number < 1, "[0.5, 1)")
+    return number
 
 
 def noise_multiplier(value: float) -> float:
     """Require a noise multiplier whose privacy can be computed in floating point."""
-    number = positive("noise_multiplier", value)
-    low, high = _NOISES
-    return _inside("noise_multiplier", number, low <= number <= high, f"[{low:g}, {high:g}]")
+    return _inside("noise_multiplier", positive("noise_multiplier", value), *_NOISES, "[]")
 
 
 def flag(name: str, value: bool) -> bool:
@@ -164,14 +161,12 @@ def percent(share: float) -> str:
 
 def delta(value: float) -> float:
     """Require a valid delta of (eps, delta)-DP."""
-    number = _number("delta", value)
-    return _inside("delta", number, 0 <= number < 1, "[0, 1)")
+    return _inside("delta", value, 0.0, 1.0, "[)")
 
 
 def sample_rate(value: float) -> float:
     """Require a valid probability of sampling an example into a batch."""
-    number = _number("sample_rate", value)
-    return _inside("sample_rate", number, 0 < number <= 1, "(0, 1]")
+    return _inside("sample_rate", value, 0.0, 1.0, "(]")
 
 
 def num_steps(value: int) -> int:

@@ -60,7 +60,7 @@ def test_a_pipe_stays_what_it_is(runs: dict[str, Path], tmp_path: Path) -> None:
     os.mkfifo(target)
     done = run(runs["correct"], "--output", target)
     assert (done.exit_code, done.stdout) == (2, "")
-    sentence = f"dpaudit: Expected {target} to be a file or not to exist, but it is a pipe."
+    sentence = f"dpaudit: Expected {target} to be a file or not to exist, but it is a pipe or a device."
     assert done.stderr.splitlines()[-1] == sentence
     assert target.is_fifo()
 
