@@ -2,7 +2,10 @@
 
 from dpaudit.canaries._gradients import (
     SHAPES,
+    STEPS_AT_ONCE,
+    CanaryCoins,
     CanaryLabels,
+    CanaryPlan,
     Constant,
     Dirac,
     Directions,
@@ -11,6 +14,7 @@ from dpaudit.canaries._gradients import (
     ParameterLayout,
     RandomDirection,
     SharedPlaces,
+    fresh_seed,
 )
 from dpaudit.canaries._inputs import (
     Adversarial,
@@ -27,7 +31,6 @@ from dpaudit.canaries._inputs import (
     unseen_indices,
 )
 from dpaudit.canaries._mixture import Mixture
-from dpaudit.canaries.plan import STEPS_AT_ONCE, CanaryCoins, CanaryPlan, fresh_seed
 
 __all__ = [
     "SHAPES",
