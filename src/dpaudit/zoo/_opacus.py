@@ -1,34 +1,217 @@
-"""Scenarios in Opacus, each of which restores one of its past faults."""
+"""Training with Opacus, how it is judged, and scenarios that restore past faults of Opacus itself.
+
+Loops are observed. Other scenarios are not run at all, because their settings show the fault, or they are
+replayed: one step, on batches that differ in one example.
+"""
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from dpaudit.canaries import Dirac
-from dpaudit.observers.opacus import observe  # first: its error message explains how to install Opacus
+from dpaudit.diagnostics import Finding
+from dpaudit.observers.opacus import check, observe, replay  # first: its error explains how to install Opacus
 from dpaudit.recording import Recorder
 from dpaudit.zoo._evidence import DELTA, NOISE, Evidence, Scenario, Scores, paper_claim
 from dpaudit.zoo._steps import replayed
 
 # isort: split
-from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from opacus import PrivacyEngine
+from opacus.grad_sample import GradSampleModule
+from opacus.optimizers import DPOptimizerFastGradientClipping
 
-_NORM = 0.1  # well below the Opacus default of 1
-_BATCH = 8
+FEATURES, CLASSES = 8, 2
+NUM_EXAMPLES, BATCH = 400, 20
+NUM_REPLAYED = 8
+GHOST, _SUM = {"grad_sample_mode": "ghost"}, {"loss_reduction": "sum"}
+_NUM_STEPS = 120
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass
+class Private:
+    """A training run that ``make_private`` prepared."""
+
+    model: Any
+    optimizer: Any
+    loader: Any
+    criterion: Any
+    published: list[nn.Module] = field(default_factory=list)
+    """What is released besides the model."""
+
+    def step(self, batch: Batch, loss: Callable[..., Tensor] | None = None) -> None:
+        """Run one step, by default a correct one."""
+        self.backward(batch, loss)
+        self.optimizer.step()
+
+    def backward(self, batch: Batch, loss: Callable[..., Tensor] | None = None) -> None:
+        """Run the backward pass of a batch or of a part of it."""
+        inputs, targets = batch
+        self.optimizer.zero_grad()
+        (loss or self.criterion)(self.model(inputs), targets).backward()
+
+
+_Step = Callable[[Batch], None]
+
+
+def small_model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+
+def examples() -> TensorDataset:
+    inputs = torch.randn(NUM_EXAMPLES, FEATURES)
+    return TensorDataset(inputs, (inputs[:, 0] > 0).long())
+
+
+def _private(
+    seed: int,
+    *,
+    data: Callable[[], Dataset[Any]] = examples,
+    model: Callable[[], nn.Module] = small_model,
+    batch_size: int = BATCH,
+    max_grad_norm: float = 1.0,
+    loss_reduction: str = "mean",
+    engine: Callable[[], PrivacyEngine] = PrivacyEngine,
+    **options: Any,
+) -> Private:
+    """Prepare a small training run."""
+    torch.manual_seed(seed)
+    network, criterion = model(), nn.CrossEntropyLoss(reduction=loss_reduction)
+    wrapped, optimizer, *criteria, loader = engine().make_private(
+        module=network,
+        optimizer=torch.optim.SGD(network.parameters(), lr=0.1),
+        data_loader=DataLoader(data(), batch_size=batch_size),
+        criterion=criterion,
+        noise_multiplier=NOISE,
+        max_grad_norm=max_grad_norm,
+        loss_reduction=loss_reduction,
+        **options,
+    )
+    # ghost clipping adds a criterion
+    return Private(wrapped, optimizer, loader, criteria[0] if criteria else criterion)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateTraining:
+    """A small training run, and what is wrong with it.
+
+    The broken run has the options of ``broken``, too. Then ``fault`` changes it, or ``fix`` its twin. A
+    ``step`` is the broken step.
+    """
+
+    judge: Callable[[Private, int, _Step], Evidence]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    broken: Mapping[str, Any] = field(default_factory=dict)
+    fault: Callable[[Private], None] = lambda _: None
+    fix: Callable[[Private], None] = lambda _: None
+    step: Callable[[Private, Batch], None] | None = None
+
+    def __call__(self, is_broken: bool, seed: int) -> Evidence:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of Opacus and torch that every user sees
+            private = _private(seed, **self.options, **(self.broken if is_broken else {}))
+            (self.fault if is_broken else self.fix)(private)
+            broken = None if self.step is None or not is_broken else partial(self.step, private)
+            return self.judge(private, seed, broken or private.step)
+
+
+def assign(path: str, value: Any) -> Callable[[Private], None]:
+    """Return a change of one attribute of a run, such as ``optimizer.generator``."""
+    *owners, name = path.split(".")
+    return lambda private: setattr(reduce(getattr, owners, private), name, value)
+
+
+# how runs are judged
 
 
 @contextmanager
 def recorded(optimizer: Any, **options: Any) -> Iterator[Recorder]:
-    """Observe the steps of an optimizer under the paper's claim; all canaries are alike."""
-    with observe(optimizer, canary=Dirac(), noise_multiplier=NOISE, delta=DELTA, **options) as recorder:
+    """Observe the steps of an optimizer under the paper's claim."""
+    with observe(optimizer, noise_multiplier=NOISE, delta=DELTA, **options) as recorder:
+        assert isinstance(recorder, Recorder)  # a recorder of steps, not of sampled canaries
         yield recorder
+
+
+def _run_loop(private: Private, seed: int, step: _Step, num_steps: int, **options: Any) -> Recorder:
+    options |= {"loader": private.loader, "module": private.model, "seed": seed}
+    rate = 1 / len(private.loader)
+    with recorded(private.optimizer, sample_rate=rate, num_steps=num_steps, **options) as recorder:
+        batches = itertools.chain.from_iterable(itertools.repeat(private.loader))
+        while recorder.num_done < num_steps:
+            step(next(batches))
+    return recorder
+
+
+def observed(private: Private, seed: int, step: _Step) -> Evidence:
+    """Run a loop with default settings, and return what its observer recorded."""
+    recorder = _run_loop(private, seed, step, _NUM_STEPS)
+    return Evidence(claim=recorder.claim, num_steps=_NUM_STEPS, recorder=recorder)
+
+
+def scored(private: Private, seed: int, step: _Step) -> Evidence:
+    """Run a loop with canaries that are alike, and return their scores."""
+    recorder = _run_loop(private, seed, step, 200, canary=Dirac())
+    return Evidence(claim=paper_claim(), num_steps=200, scores=Scores.of(recorder))
+
+
+def settings(private: Private, _seed: int, _step: object, *, notes: str | None = None) -> Evidence:
+    """Check the settings without running a step; a note that starts with ``notes`` counts as a finding."""
+    report = check(private.optimizer, module=private.model, loader=private.loader)
+    noted = [note for note in report.notes if notes is not None and note.startswith(notes)]
+    findings = *report.findings, *(Finding.certain("data-set-size", note) for note in noted)
+    return Evidence(claim=paper_claim(), num_steps=0, certain=findings)
+
+
+def replayed_step(private: Private, _seed: int, step: _Step, *, non_finite: bool = False) -> Evidence:
+    """Replay one step on neighboring batches; a non-finite release counts only if asked for."""
+    result = replay(
+        step,
+        _replayed_batch(FEATURES),
+        optimizer=private.optimizer,
+        model=private.model,
+        published_state=private.published,
+    )
+    findings = result.non_finite if non_finite else result.findings
+    return Evidence(claim=paper_claim(), num_steps=1, certain=findings)
+
+
+def _replayed_batch(*shape: int) -> Batch:
+    return torch.randn(NUM_REPLAYED, *shape), torch.arange(NUM_REPLAYED) % CLASSES
+
+
+def released(
+    private: Private,
+    seed: int,
+    _step: object,
+    *,
+    shape: tuple[int, ...] = (FEATURES,),
+    backward: Callable[[Private, Batch], None] = Private.backward,
+) -> Evidence:
+    """Replay the release of a batch, which is a sum, with and without its last example."""
+    inputs, targets = _replayed_batch(*shape)
+
+    def release(count: int) -> Tensor:
+        backward(private, (inputs[:count], targets[:count]))
+        private.optimizer.pre_step()
+        return flat(private.optimizer)
+
+    return replayed(
+        release,
+        NUM_REPLAYED,
+        [NUM_REPLAYED - 1],
+        reseed=lambda: torch.manual_seed(seed),
+        max_grad_norm=private.optimizer.max_grad_norm,
+    )
 
 
 def flat(optimizer: Any, name: str = "grad") -> Tensor:
@@ -36,107 +219,40 @@ def flat(optimizer: Any, name: str = "grad") -> Tensor:
     return torch.cat([getattr(parameter, name).reshape(-1) for parameter in optimizer.params])
 
 
-def _optimizer(kind: type[DPOptimizer], model: nn.Module, generator: torch.Generator) -> Any:
-    return kind(
-        torch.optim.SGD(model.parameters(), lr=0.01),
-        noise_multiplier=NOISE,
-        max_grad_norm=_NORM,
-        expected_batch_size=_BATCH,
-        loss_reduction="sum",
-        generator=generator,
-    )
+# past faults of Opacus
 
 
-class _Ghost:
-    """A model with ghost clipping, assembled as in ``make_private``; sums are released, not means."""
+class _MeanOverPositions(nn.Module):
+    """A layer that is used at many positions; inputs are small, so that its bias has most of the gradient."""
 
-    def __init__(self, model: nn.Module, *, module_norm: float = _NORM, optimizer: Any = None) -> None:
-        self.module = GradSampleModuleFastGradientClipping(
-            model, max_grad_norm=module_norm, loss_reduction="sum"
-        )
-        self.generator = torch.Generator()
-        self.optimizer = _optimizer(optimizer or DPOptimizerFastGradientClipping, model, self.generator)
-        self.loss = DPLossFastGradientClipping(
-            self.module, self.optimizer, nn.MSELoss(reduction="sum"), loss_reduction="sum"
-        )
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
 
-    def backward(self, inputs: Tensor, targets: Tensor) -> None:
-        """Run the backward pass of a batch or of a part of it."""
-        self.optimizer.zero_grad()
-        loss = self.loss(self.module(_with_grad(inputs)), targets)
-        loss.loss_per_sample = loss.loss_per_sample.flatten(1).sum(dim=1)  # one per example
-        loss.backward()
-
-    def released(self) -> Tensor:
-        """Return the noisy sum that the optimizer would use."""
-        self.optimizer.pre_step()
-        return flat(self.optimizer)
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(0.01 * inputs)
+        return outputs.mean(dim=1)
 
 
-def _with_grad(inputs: Tensor) -> Tensor:
-    """Return inputs that require gradients, without which torch warns about backward hooks."""
-    return inputs.clone().requires_grad_()
-
-
-def ghost_default_clip(is_broken: bool, seed: int) -> Evidence:
-    """Clip at the default norm of the model instead of the norm that the noise is calibrated to."""
-    torch.manual_seed(seed)
-    ghost = _Ghost(nn.Linear(8, 8), **({"module_norm": 1.0} if is_broken else {}))
-    ghost.generator.manual_seed(seed)
-    options = {"sample_rate": 1.0, "num_steps": 200, "seed": seed}
-    with recorded(ghost.optimizer, module=ghost.module, **options) as recorder:
-        for _ in range(recorder.num_steps):
-            ghost.backward(torch.randn(_BATCH, 8), torch.randn(_BATCH, 8))
-            ghost.optimizer.step()
-    return Evidence(claim=paper_claim(), num_steps=recorder.num_steps, scores=Scores.of(recorder))
-
-
-def ghost_bias_norm(is_broken: bool, seed: int) -> Evidence:
-    """Compute the norm of a bias gradient, a sum over sequence positions, from the norms of its parts."""
-    torch.manual_seed(seed)
-    ghost = _Ghost(nn.Linear(4, 4))
-    inputs, targets = 0.01 * torch.randn(_BATCH, 16, 4), torch.ones(_BATCH, 16, 4)
-
-    def release(count: int) -> Tensor:
-        ghost.backward(inputs[:count], targets[:count])
-        return ghost.released()
-
-    with _norms_of_parts() if is_broken else nullcontext():
-        return _replayed(release, ghost.generator, seed)
-
-
-@contextmanager
-def _norms_of_parts() -> Iterator[None]:
+def _norms_of_parts(private: Private) -> None:
     """Sum the squares of a bias gradient by position, as if each position had its own bias."""
-    samplers = GradSampleModuleFastGradientClipping.NORM_SAMPLERS
+    samplers = private.model.NORM_SAMPLERS
     correct = samplers[nn.Linear]
 
     def broken(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Any, Tensor]:
         return {**correct(layer, activations, backprops), layer.bias: backprops.flatten(1).norm(dim=1)}
 
-    samplers[nn.Linear] = broken
-    try:
-        yield
-    finally:
-        samplers[nn.Linear] = correct
+    private.model.NORM_SAMPLERS = {**samplers, nn.Linear: broken}
 
 
-def ghost_accumulate(is_broken: bool, seed: int) -> Evidence:
-    """Process a batch in two parts, the second of which overwrites the sum of the first."""
-    torch.manual_seed(seed)
-    ghost = _Ghost(nn.Linear(8, 8), optimizer=_Aliasing if is_broken else None)
-    inputs, targets = torch.randn(_BATCH, 8), torch.randn(_BATCH, 8)
-    half = _BATCH // 2
-
-    def release(count: int) -> Tensor:
-        ghost.optimizer.signal_skip_step(do_skip=True)
-        ghost.backward(inputs[:half], targets[:half])
-        ghost.optimizer.pre_step()
-        ghost.optimizer.signal_skip_step(do_skip=False)
-        ghost.backward(inputs[half:count], targets[half:count])
-        return ghost.released()
-
-    return _replayed(release, ghost.generator, seed)
+def _in_two_parts(private: Private, batch: Batch) -> None:
+    inputs, targets = batch
+    half = NUM_REPLAYED // 2
+    private.optimizer.signal_skip_step(do_skip=True)
+    private.backward((inputs[:half], targets[:half]))
+    private.optimizer.pre_step()
+    private.optimizer.signal_skip_step(do_skip=False)
+    private.backward((inputs[half:], targets[half:]))
 
 
 class _Aliasing(DPOptimizerFastGradientClipping):  # type: ignore[misc]
@@ -155,7 +271,7 @@ class _Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = (nn.Linear(6, 6, bias=False) for _ in range(2))
+        self.first, self.second = (nn.Linear(FEATURES, CLASSES, bias=False) for _ in range(2))
         self.second.weight = self.first.weight
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -171,40 +287,30 @@ class _RowForEachUse(GradSampleModule):  # type: ignore[misc]
         super().capture_backprops_hook(module, *arguments, **options)
 
 
-def tied_weights(is_broken: bool, seed: int) -> Evidence:
-    """Clip the two gradients that one example has for a shared weight separately."""
-    torch.manual_seed(seed)
-    model = _Tied()
-    kind = _RowForEachUse if is_broken else GradSampleModule
-    module, generator = kind(model, loss_reduction="sum"), torch.Generator()
-    optimizer = _optimizer(DPOptimizer, model, generator)
-    inputs, targets = torch.randn(_BATCH, 6), torch.randn(_BATCH, 6)
-
-    def release(count: int) -> Tensor:
-        optimizer.zero_grad()
-        outputs = module(_with_grad(inputs[:count]))
-        loss = nn.functional.mse_loss(outputs, targets[:count], reduction="sum")
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.pre_step()
-        return flat(optimizer)
-
-    return _replayed(release, generator, seed)
-
-
-def _replayed(release: Callable[[int], Tensor], generator: torch.Generator, seed: int) -> Evidence:
-    """Replay a batch with and without its last example."""
-    return replayed(
-        release,
-        _BATCH,
-        [_BATCH - 1],
-        reseed=lambda: generator.manual_seed(seed),
-        max_grad_norm=_NORM,
-    )
+def _clip_each_use(private: Private) -> None:
+    private.model.remove_hooks()
+    private.model.__class__ = _RowForEachUse
+    private.model.add_hooks()
 
 
 SCENARIOS: Mapping[str, Scenario] = {
-    "ghost-default-clip": ghost_default_clip,
-    "ghost-bias-norm": ghost_bias_norm,
-    "ghost-accumulate": ghost_accumulate,
-    "tied-weights": tied_weights,
+    "ghost-default-clip": PrivateTraining(
+        judge=scored, options={**GHOST, "max_grad_norm": 0.1}, fault=assign("model.max_grad_norm", 1.0)
+    ),
+    "ghost-bias-norm": PrivateTraining(
+        judge=partial(released, shape=(16, FEATURES)),
+        options={**GHOST, **_SUM, "model": _MeanOverPositions, "max_grad_norm": 0.1},
+        fault=_norms_of_parts,
+    ),
+    "ghost-accumulate": PrivateTraining(
+        judge=partial(released, backward=_in_two_parts),
+        options={**GHOST, **_SUM},
+        fault=assign("optimizer.__class__", _Aliasing),
+    ),
+    "tied-weights": PrivateTraining(
+        judge=released,
+        # with Poisson sampling, Opacus refuses several rows
+        options={**_SUM, "model": _Tied, "poisson_sampling": False},
+        fault=_clip_each_use,
+    ),
 }

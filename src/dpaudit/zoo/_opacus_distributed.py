@@ -20,6 +20,7 @@ import torch
 
 from dpaudit._io import open_file
 from dpaudit._types import FloatArray
+from dpaudit.canaries import Dirac
 from dpaudit.diagnostics import Diagnostics
 from dpaudit.recording import SupportsDiagnose
 from dpaudit.zoo._evidence import NOISE, Evidence, Scenario, Scores, keep_checkpoint, paper_claim
@@ -120,7 +121,7 @@ def _add_noise_everywhere(optimizer: Any, share: float) -> None:
 
 def _scored(model: Any, optimizer: Any, loader: Any, seed: int, after: Callable[[], None]) -> Scores:
     options = {"sample_rate": _RATE, "num_steps": _STEPS, "num_canaries": _CANARIES, "seed": seed}
-    with recorded(optimizer, **options) as recorder:
+    with recorded(optimizer, canary=Dirac(), **options) as recorder:
         for _ in _steps(model, optimizer, loader, _STEPS):
             after()
     return Scores.of(recorder)
