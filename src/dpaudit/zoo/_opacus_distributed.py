@@ -6,11 +6,10 @@ import math
 import signal
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import resource_tracker
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -86,23 +85,18 @@ def _released_mean(rank: int, is_broken: bool, seed: int) -> _Arrays:
         optimizer.expected_batch_size *= _PROCESSES  # undo the division by the engine
     noise: list[FloatArray] = []
     scores = _scored(model, optimizer, loader, seed, lambda: noise.append(_released_noise(optimizer)))
-    return {"values": scores.values, "present": scores.present, "noise": np.stack(noise)}
+    return {**scores, "noise": np.stack(noise)}
 
 
 def _scores_and_noise(rank: int, is_broken: bool, seed: int) -> _Arrays:
-    return {**_scores_of_sum(rank, is_broken, seed), **_noise_of_rank(rank, is_broken, seed)}
+    """Return the scores of a run, and the noise of another that adds enough of it for the sum everywhere.
 
-
-def _scores_of_sum(rank: int, is_broken: bool, seed: int) -> _Arrays:
+    The noise of a broken process has the seed of all others.
+    """
     model, optimizer, loader = _make_private(seed, rank)
     if is_broken:
         _add_noise_everywhere(optimizer, 1 / _PROCESSES)
-    scores = _scored(model, optimizer, loader, seed, lambda: None)
-    return {"values": scores.values, "present": scores.present}
-
-
-def _noise_of_rank(rank: int, is_broken: bool, seed: int) -> _Arrays:
-    """Add enough noise for the sum on each process, with the same seed if broken, else with its own seed."""
+    scores = _scored(model, optimizer, loader, seed)
     model, optimizer, loader = _make_private(seed, 0 if is_broken else rank)
     share = 1 / math.sqrt(_PROCESSES)
     _add_noise_everywhere(optimizer, share)
@@ -110,7 +104,7 @@ def _noise_of_rank(rank: int, is_broken: bool, seed: int) -> _Arrays:
     optimizer.attach_step_hook(lambda _: noise.append(_own_noise(optimizer)))
     for _ in _steps(model, optimizer, loader, _SHORT_STEPS):
         pass
-    return {"noise": np.stack(noise) / share}
+    return {**scores, "noise": np.stack(noise) / share}
 
 
 def _add_noise_everywhere(optimizer: Any, share: float) -> None:
@@ -119,12 +113,15 @@ def _add_noise_everywhere(optimizer: Any, share: float) -> None:
     optimizer.add_noise = partial(DPOptimizer.add_noise, optimizer)
 
 
-def _scored(model: Any, optimizer: Any, loader: Any, seed: int, after: Callable[[], None]) -> Scores:
+def _scored(
+    model: Any, optimizer: Any, loader: Any, seed: int, after: Callable[[], None] = lambda: None
+) -> _Arrays:
     options = {"sample_rate": _RATE, "num_steps": _STEPS, "num_canaries": _CANARIES, "seed": seed}
     with recorded(optimizer, canary=Dirac(), **options) as recorder:
         for _ in _steps(model, optimizer, loader, _STEPS):
             after()
-    return Scores.of(recorder)
+    state = recorder.state_dict()
+    return {"values": state["scores"], "present": state["present"]}
 
 
 def _steps(model: Any, optimizer: Any, loader: Any, num_steps: int) -> Iterator[None]:
@@ -178,9 +175,14 @@ def _on_processes(work: _RankFunction, is_broken: bool, seed: int) -> list[_Arra
             running = spawn(  # type: ignore[no-untyped-call]
                 _process, args=(name, work, is_broken, seed), nprocs=_PROCESSES, join=False
             )
-        with _terminated(running.processes):
+        try:
             while not running.join():
                 pass
+        finally:
+            for process in running.processes:
+                process.terminate()
+            for process in running.processes:
+                process.join()
         return [_loaded(Path(name) / f"{rank}.npz") for rank in range(_PROCESSES)]
 
 
@@ -196,18 +198,6 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _terminated(processes: Sequence[BaseProcess]) -> Iterator[None]:
-    """Terminate the processes, whatever happens."""
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join()
 
 
 def _loaded(path: Path) -> _Arrays:
