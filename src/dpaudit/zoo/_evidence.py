@@ -58,10 +58,12 @@ class Scores:
         """Return the inference for a verdict on the first ``num_steps`` steps."""
         return Betting(horizon=num_steps) if self.inference is None and self.is_stepped else self.inference
 
-    def is_enough(self, num_steps: int, min_scores: int = 20) -> bool:
-        """Return whether the first ``num_steps`` steps have enough scores per side to choose a threshold."""
-        present = self.present[:num_steps]
-        return min(int(present.sum()), int((~present).sum())) >= min_scores
+    def sufficient_counts(self, num_steps: int, min_scores: int = 20) -> list[int]:
+        """Return the checkpoints with enough scores per side to choose a threshold."""
+        if not self.is_stepped:
+            return [num_steps]
+        sides = self.present, ~self.present
+        return [n for n in checkpoints(num_steps) if min(side[:n].sum() for side in sides) >= min_scores]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
@@ -129,25 +130,28 @@ def judge(evidence: Evidence, *, confidence: float = 0.95, in_depth: bool = Fals
     if evidence.recorder is not None:
         return _judge_record(evidence, evidence.recorder, confidence, in_depth=in_depth)
     scores, tests = evidence.scores, evidence.diagnostics
-    bound_level, tests_level = share_error(
-        1 - confidence, has_bound=scores is not None, has_tests=bool(tests)
-    )
+    levels = share_error(1 - confidence, has_bound=scores is not None, has_tests=bool(tests))
+    results = cache(partial(_audited, evidence, confidence=levels[0]))
+    diagnoses = cache(lambda num_steps: tests[num_steps].diagnose(levels[1]))
     judged = Judged(
         evidence=evidence,
-        result=_audited(evidence, scores, evidence.num_steps, bound_level) if scores else None,
-        diagnosis=tests[max(tests)].diagnose(tests_level) if tests else None,
+        result=results(evidence.num_steps) if scores else None,
+        diagnosis=diagnoses(max(tests)) if tests else None,
     )
     if not in_depth:
         return judged
-    with_findings = takewhile(
-        lambda count: tests[count].diagnose(tests_level).findings, sorted(tests, reverse=True)
-    )
+    counts = scores.sufficient_counts(evidence.num_steps) if scores else []
     return replace(
         judged,
-        bound_steps=_steps_of_bound(evidence, scores, bound_level) if scores else None,
-        tests_steps=min(with_findings, default=None),
-        methods=_compare_methods(evidence, scores, confidence) if scores else (),
+        bound_steps=_steps_needed(counts, lambda num_steps: bool(results(num_steps).refuted)),
+        tests_steps=_steps_needed(tests, lambda num_steps: bool(diagnoses(num_steps).findings)),
+        methods=_compare_methods(evidence, scores, counts, confidence) if scores else (),
     )
+
+
+def _steps_needed(counts: Iterable[int], is_flagged: Callable[[int], bool]) -> int | None:
+    """Return the smallest of these numbers of steps from which on the run is always flagged."""
+    return min(takewhile(is_flagged, sorted(counts, reverse=True)), default=None)
 
 
 def _judge_record(evidence: Evidence, recorder: Recorder, confidence: float, *, in_depth: bool) -> Judged:
@@ -251,7 +255,9 @@ class MethodOutcome:
         return {**vars(self), "epsilon": plain(self.epsilon)}
 
 
-def _audited(evidence: Evidence, scores: Scores, num_steps: int, confidence: float) -> Result:
+def _audited(evidence: Evidence, num_steps: int, confidence: float) -> Result:
+    scores = evidence.scores
+    assert scores is not None
     return audit_recorded(
         scores.first(num_steps),
         claim=evidence.claim,
@@ -262,55 +268,41 @@ def _audited(evidence: Evidence, scores: Scores, num_steps: int, confidence: flo
     )
 
 
-def _steps_of_bound(evidence: Evidence, scores: Scores, confidence: float) -> int | None:
-    """Return the smallest number of steps from which on every checkpoint is a violation."""
+def _compare_methods(
+    evidence: Evidence, scores: Scores, counts: Iterable[int], confidence: float
+) -> tuple[MethodOutcome, ...]:
+    """Run all methods whose threshold is not chosen on the scores that are counted.
 
-    def is_violation(num_steps: int) -> bool:
-        return bool(_audited(evidence, scores, num_steps, confidence).refuted)
-
-    counts = [evidence.num_steps]
-    if scores.is_stepped:
-        counts = [count for count in reversed(checkpoints(evidence.num_steps)) if scores.is_enough(count)]
-    return min(takewhile(is_violation, counts), default=None)
-
-
-def _compare_methods(evidence: Evidence, scores: Scores, confidence: float) -> tuple[MethodOutcome, ...]:
-    """Run all methods whose threshold is not chosen on the scores that are counted."""
-    outcomes = _outcomes(evidence, scores, evidence.num_steps, confidence)
-    violating = {name for name, outcome in outcomes.items() if outcome.is_violation}
-    for num_steps in reversed(checkpoints(evidence.num_steps)):
-        if not violating or not scores.is_enough(num_steps):
-            break
-        is_all = num_steps == evidence.num_steps
-        now = outcomes if is_all else _outcomes(evidence, scores, num_steps, confidence)
-        violating = {name for name in violating if name in now and now[name].is_violation}
-        outcomes |= {name: replace(outcomes[name], steps_needed=num_steps) for name in violating}
-        if not scores.is_stepped:
-            break
-    return tuple(outcomes.values())
-
-
-def _outcomes(
-    evidence: Evidence, scores: Scores, num_steps: int, confidence: float
-) -> dict[str, MethodOutcome]:
-    """Return the outcomes by name; among several rules the last one counts, as in a verdict."""
+    Among several threshold rules of a method the last one counts, as in a verdict.
+    """
     claim, threshold = evidence.claim, None if scores.is_stepped else scores.threshold
-    examined = examine(
-        scores.first(num_steps),
-        delta=claim.delta,
-        confidence=confidence,
-        tradeoff=scores.tradeoff or Gaussian(),
-        threshold=threshold.threshold if isinstance(threshold, Fixed) else None,
-    )
-    outcomes = [
-        MethodOutcome(
-            name=row.name.split()[0],
-            rule=repr(row.bound.threshold_rule),
-            epsilon=row.bound.epsilon,
-            kind=str(row.bound.kind),
-            is_violation=row.bound.epsilon > claim.epsilon,
+
+    @cache
+    def outcomes(num_steps: int) -> dict[str, MethodOutcome]:
+        examined = examine(
+            scores.first(num_steps),
+            delta=claim.delta,
+            confidence=confidence,
+            tradeoff=scores.tradeoff or Gaussian(),
+            threshold=threshold.threshold if isinstance(threshold, Fixed) else None,
         )
-        for row in examined.rows
-        if not isinstance(row.bound.threshold_rule, SameData)
-    ]
-    return {outcome.name: outcome for outcome in outcomes}
+        return {
+            name: MethodOutcome(
+                name=name,
+                rule=repr(row.bound.threshold_rule),
+                epsilon=row.bound.epsilon,
+                kind=str(row.bound.kind),
+                is_violation=row.bound.epsilon > claim.epsilon,
+            )
+            for row in examined.rows
+            for name in [row.name.split()[0]]
+            if not isinstance(row.bound.threshold_rule, SameData)
+        }
+
+    def is_violation(num_steps: int, name: str) -> bool:
+        return name in outcomes(num_steps) and outcomes(num_steps)[name].is_violation
+
+    return tuple(
+        replace(outcome, steps_needed=_steps_needed(counts, partial(is_violation, name=name)))
+        for name, outcome in outcomes(evidence.num_steps).items()
+    )
