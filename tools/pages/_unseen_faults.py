@@ -95,9 +95,6 @@ def _by_module(leaves: list[Any], limit: Any, _: Any, xp: Any) -> list[Any]:
     return clipped
 
 
-_by_column = partial(faults.by_axis, axis=1)
-
-
 def _largest_leaf(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
     return clip_factors(norms.max(0), limit, xp)
 
@@ -111,6 +108,19 @@ def _last_quarter(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
     """Clip in blocks of four rows, of which the last is forgotten."""
     factor = clip_factors(flat_norms(norms, xp), limit, xp)
     return xp.where(xp.arange(len(factor)) % 4 == 3, 1.0, factor)
+
+
+class _LagThree:
+    """Add half of the sum of three steps ago."""
+
+    def __init__(self) -> None:
+        self._sums: list[Any] = []
+
+    def __call__(self, last_sum: Any, _raw: Any, _size: Any) -> Any:
+        if np.ndim(last_sum) == 0:  # the first step of a run
+            self._sums.clear()
+        self._sums.append(last_sum)
+        return 0.5 * self._sums[-3] if len(self._sums) > 3 else 0.0
 
 
 def _sliding(_: np.random.Generator, n: int, q: float, num_steps: int) -> list[np.ndarray]:
@@ -216,7 +226,7 @@ UNSEEN = (
         "0.5 of the sum of three steps ago",
         "step",
         r"earlier|previous|last|left over|accumul|zero|cleared",
-        loop="lag three",
+        after=_LagThree(),
     ),
     _unseen(
         "sliding",

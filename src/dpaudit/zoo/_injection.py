@@ -100,7 +100,6 @@ class Injection:
         self.index = 0
         self.last_sum: Any = 0.0
         self._noise: Array | None = None
-        self._sums: list[Array] = []
 
     @property
     def replaces_noise(self) -> bool:
@@ -149,18 +148,15 @@ class Injection:
             self._noise = self.draw_noise()
         if self.fault.loop == "two rows":
             leaves = [np.concatenate([leaf, leaf]) for leaf in leaves]
-        rows, loop = _flat(leaves), self.fault.loop
+        rows = _flat(leaves)
         total = _flat(self.clipped(leaves, max_grad_norm)).sum(axis=0)
-        if loop == "doubled":
+        if self.fault.loop == "doubled":
             total = total + total
         max_row_norm = float(np.linalg.norm(rows, axis=1).max(initial=0.0)) / max_grad_norm
         noise = self._noise[self.index] * self.noise_factor(
             BatchFacts(len(rows), expected_batch, max_row_norm)
         )
         released = total + noise + self.added(self.last_sum, rows.sum(axis=0))
-        if loop == "lag three" and self.index >= 3:
-            released = released + 0.5 * self._sums[self.index - 3]
-        self._sums.append(total)
         self.index, self.last_sum = self.index + 1, total
         return np.asarray(self.rounded(released))
 
