@@ -116,8 +116,8 @@ def _add_noise_everywhere(optimizer: Any, share: float) -> None:
 def _scored(
     model: Any, optimizer: Any, loader: Any, seed: int, after: Callable[[], None] = lambda: None
 ) -> _Arrays:
-    options = {"sample_rate": _RATE, "num_steps": _STEPS, "num_canaries": _CANARIES, "seed": seed}
-    with recorded(optimizer, canary=Dirac(), **options) as recorder:
+    options: dict[str, Any] = {"num_steps": _STEPS, "num_canaries": _CANARIES, "seed": seed}
+    with recorded(optimizer, canary=Dirac(), sample_rate=_RATE, **options) as recorder:
         for _ in _steps(model, optimizer, loader, _STEPS):
             after()
     state = recorder.state_dict()
