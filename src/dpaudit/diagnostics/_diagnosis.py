@@ -55,15 +55,7 @@ class Diagnosis:
 
     @classmethod
     def of(
-        cls,
-        checks: Sequence[Check],
-        *,
-        confidence: float,
-        certain: Sequence[Finding] = (),
-        notes: Sequence[str] = (),
-        noise: Amount | None = None,
-        not_covered: Sequence[str] = (),
-        assumptions: Sequence[str] = (),
+        cls, checks: Sequence[Check], *, confidence: float, certain: Sequence[Finding] = (), **fields: Any
     ) -> Diagnosis:
         """Return the diagnosis of these tests, with Holm's correction, and of findings that need no test."""
         adjusted = holm([check.p_value for check in checks])
@@ -72,32 +64,23 @@ class Diagnosis:
             for check, level in zip(checks, adjusted, strict=True)
             if level <= 1 - confidence
         ]
-        return cls(
-            confidence=confidence,
-            checks=tuple(checks),
-            findings=(*certain, *sorted(findings, key=_by_certainty)),
-            notes=tuple(notes),
-            noise=noise,
-            not_covered=tuple(not_covered),
-            assumptions=tuple(assumptions),
-        )
+        ordered = (*certain, *sorted(findings, key=_by_certainty))
+        return cls(confidence=confidence, checks=tuple(checks), findings=ordered, **fields)
 
     def joined(self, *others: CheckResults) -> Diagnosis:
         """Return the diagnosis with more checks of the same run, at the same joint confidence."""
         tested = {check.name for check in self.checks}
         certain = [finding for finding in self.findings if finding.name not in tested]
 
-        def collect(name: str) -> list[Any]:
-            return [item for results in (self, *others) for item in getattr(results, name)]
+        def collect(name: str) -> tuple[Any, ...]:
+            return tuple(item for results in (self, *others) for item in getattr(results, name))
 
         return Diagnosis.of(
             collect("checks"),
             confidence=self.confidence,
             certain=[*certain, *(finding for other in others for finding in other.certain)],
-            notes=collect("notes"),
             noise=next((other.noise for other in others if other.noise is not None), self.noise),
-            not_covered=collect("not_covered"),
-            assumptions=collect("assumptions"),
+            **{name: collect(name) for name in ("notes", "not_covered", "assumptions")},
         )
 
     def likely_causes(self, **clues: Any) -> tuple[str, ...]:
@@ -383,51 +366,52 @@ def _signal_causes(
     canary_scale: float | None,
     batch_size: float | None,
 ) -> list[str]:
-    """Return causes for a canary whose norm in the release is not the clipping norm."""
-    if spread is not None and _near(signal, 1) and spread > 1 + _SIGNAL_TOLERANCE:
+    """Return causes for a canary whose norm in the release is not the clipping norm.
+
+    A signal that is too small is not a leak, but it may hide one.
+    """
+    if _near(signal, 1):
+        if spread is None or spread <= 1 + _SIGNAL_TOLERANCE:
+            return []
         return [
             "a canary on one coordinate is clipped, but one spread over many reaches the release at "
             f"{spread:.3g} times the clipping norm: is each coordinate or parameter clipped separately?"
         ]
-    if _near(signal, 1):
-        return []
     if is_crowded:
         return [f"the strength of a canary depends on the number of others in the batch: {_JOINT_CLIP}"]
-    matching = _matching_signal_causes(signal, canary_scale, batch_size)
-    return matching or (_large_signal_causes(signal) if signal > 1 else _small_signal_causes(signal))
+    strength = f"the canary reaches the release at {signal:.3g} times the clipping norm"
+    no_signal = 1e-5  # fraction of the clipping norm
+    causes = [f"{strength}: is another norm used for clipping?", f"{strength}: {_JOINT_CLIP}"]
+    if signal < no_signal:
+        causes = [
+            "the canary does not reach the release: are examples dropped, or is another batch released?"
+        ]
+    elif signal <= 0.5:
+        mean = f"{strength}, which is 1/{1 / signal:.3g}: if a mean is released, pass batch_size=..."
+        causes = [mean, f"{strength}: {_JOINT_CLIP}"]
+    elif signal < 1:
+        causes = []
+    return _matching_signal_causes(signal, canary_scale, batch_size) or causes
 
 
 def _matching_signal_causes(signal: float, canary_scale: float | None, batch_size: float | None) -> list[str]:
     """Return causes that the parameters of this audit explain."""
-    causes = []
-    if canary_scale and canary_scale > 1 and _near(signal, canary_scale):
-        causes.append("the canary reaches the release unclipped: is each gradient clipped before the sum?")
-    if batch_size and batch_size > 1 and _near(signal, batch_size):
-        causes.append("the canary is multiplied by batch_size: is the sum released instead of the mean?")
-    if batch_size and canary_scale and _near(signal, canary_scale / batch_size):
-        causes.append(
-            f"the canary reaches the release unclipped and divided by the batch size: {_JOINT_CLIP}"
-        )
-    return causes
-
-
-def _large_signal_causes(signal: float) -> list[str]:
-    strength = f"the canary reaches the release at {signal:.3g} times the clipping norm"
-    return [f"{strength}: is another norm used for clipping?", f"{strength}: {_JOINT_CLIP}"]
-
-
-def _small_signal_causes(signal: float) -> list[str]:
-    """Return causes of a signal that is too small: not a leak, but it may hide one."""
-    no_signal = 1e-5  # fraction of the clipping norm
-    if signal < no_signal:
-        return ["the canary does not reach the release: are examples dropped, or is another batch released?"]
-    strength = f"the canary reaches the release at {signal:.3g} times the clipping norm"
-    if signal <= 0.5:
-        return [
-            f"{strength}, which is 1/{1 / signal:.3g}: if a mean is released, pass batch_size=...",
-            f"{strength}: {_JOINT_CLIP}",
-        ]
-    return []
+    scale, size = canary_scale or math.nan, batch_size or math.nan
+    explained = (
+        (
+            scale if scale > 1 else math.nan,
+            "the canary reaches the release unclipped: is each gradient clipped before the sum?",
+        ),
+        (
+            size if size > 1 else math.nan,
+            "the canary is multiplied by batch_size: is the sum released instead of the mean?",
+        ),
+        (
+            scale / size,
+            f"the canary reaches the release unclipped and divided by the batch size: {_JOINT_CLIP}",
+        ),
+    )
+    return [cause for value, cause in explained if _near(signal, value)]
 
 
 def _near(value: float, other: float) -> bool:
