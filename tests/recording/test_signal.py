@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dpaudit.recording._signal_check import (
+from dpaudit.recording._score_log import (
     LengthMoments,
     MissingCanaryError,
     RunningMoments,

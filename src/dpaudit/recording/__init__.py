@@ -8,11 +8,9 @@ about the training run.
 from dpaudit.diagnostics import ObservedStep, StepCheck
 from dpaudit.recording._claim_source import DPSGDParams, ReadClaim, TrainingInfo, UntestedError, claimed_noise
 from dpaudit.recording._joint_verdict import SupportsDiagnose
-from dpaudit.recording._per_step import LiveBound, PerStep
+from dpaudit.recording._per_step import LiveBound, PerStep, Trajectory, TrajectoryPoint
 from dpaudit.recording._recorder import CanaryScorer, Recorder
-from dpaudit.recording._score_log import ObservedCanaries
-from dpaudit.recording._signal_check import MissingCanaryError
-from dpaudit.recording._trajectory import Trajectory, TrajectoryPoint
+from dpaudit.recording._score_log import MissingCanaryError, ObservedCanaries
 from dpaudit.recording._whole_run import WHOLE_RUN_RULE, WholeRun
 
 __all__ = [

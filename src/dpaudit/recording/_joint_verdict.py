@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import scipy
@@ -30,7 +30,6 @@ from dpaudit.diagnostics import (
 from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError, quoted
 from dpaudit.recording._claim_source import ReadClaim, TrainingInfo, UntestedError, claimed_noise
-from dpaudit.recording._signal_check import LiveCheck, first_of
 from dpaudit.stats import Result
 
 _LEVELS = 0.9995, 0.0005  # quantiles of the noise interval, which is wide to avoid false hints
@@ -67,6 +66,14 @@ _BESIDE = (
     "what the training run outputs besides the noisy gradients of the observed steps is not tested, such as "
     "later steps, buffers, metrics, or the updates of a second optimizer"
 )
+
+
+@runtime_checkable
+class LiveCheck(Protocol):
+    """A check that reads the objects of a training run, which a copy of its recorder must not contain."""
+
+    def frozen(self, sample_rate: float | None) -> RunCheck:
+        """Return a check with the same results, given the claimed sample rate, without these objects."""
 
 
 class SupportsDiagnose(Protocol):
@@ -150,7 +157,7 @@ class RunTests:
     @property
     def noise(self) -> NoiseCheck | None:
         """The check of the noise, if there is one."""
-        return first_of(self.checks, NoiseCheck)
+        return next((check for check in self.checks if isinstance(check, NoiseCheck)), None)
 
     @property
     def has_tests(self) -> bool:
@@ -211,12 +218,9 @@ class RunTests:
             confidence=confidence,
             claim=result.claim,
         )
-        facts = [check.results(claimed).certain for check in self.checks if not is_test_of_noise(check)]
-        if not any(facts):
-            return None
-        return Diagnosis.of((), confidence=confidence).joined(
-            *(CheckResults(certain=findings) for findings in facts)
-        )
+        others = [check for check in self.checks if not is_test_of_noise(check)]
+        findings = [finding for check in others for finding in check.results(claimed).certain]
+        return Diagnosis.of((), confidence=confidence, certain=findings) if findings else None
 
     def join(
         self,

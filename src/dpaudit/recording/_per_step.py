@@ -1,12 +1,13 @@
 """Scores of single steps: bets on which canaries are present, and a bound that holds at any time.
 
 :class:`PerStep` is the scorer, :class:`PlacedBets` are its bets, :class:`LiveBound` is the bound after some
-steps.
+steps, and :class:`Trajectory` the bounds up to the last, with a band.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
@@ -18,15 +19,21 @@ from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ReadClaim, TrainingInfo, claimed_noise
 from dpaudit.recording._joint_verdict import ScoreSummary
-from dpaudit.recording._score_log import ObservedCanaries, ScoreLog, recorded_steps
-from dpaudit.recording._signal_check import CanaryLengths, check_signal, has_signal, require_alike
-from dpaudit.recording._trajectory import Trajectory
+from dpaudit.recording._score_log import (
+    CanaryLengths,
+    LengthMoments,
+    ObservedCanaries,
+    ScoreLog,
+    check_signal,
+    has_signal,
+)
 from dpaudit.stats import (
     STEP,
     Betting,
     Bound,
     CoinCheck,
     Fixed,
+    Hypothesis,
     Inference,
     Observations,
     Result,
@@ -40,9 +47,12 @@ from dpaudit.stats import (
     scale_notes,
     split_by_coins,
 )
-from dpaudit.stats.inference import BoundQuery, FarRates, far_rates
+from dpaudit.stats.inference import AdvantageBets, BoundQuery, FarRates, StepBets, StopLosses, far_rates
 
 _SCORE_BYTES = 2 * (8 + 1)  # a score and its presence, as recorded and as joined for the audit
+_NUM_POINTS = 60  # more cannot be distinguished in a plot
+_MANY_GUESSES = 1000  # how many guesses of a step to expect; the bets learn it within a few steps
+_FAR = 2.0  # in units of the larger of claim and bound: outside every plot
 _PENDING = 64  # steps that are recorded before bets are placed on them
 _MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
 _CHOSEN = "this method was chosen before any bound of the run was shown"
@@ -99,23 +109,27 @@ class PerStep:
 
     @property
     def num_done(self) -> int:
+        """The number of recorded steps."""
         return len(self._log)
 
     @property
     def num_canaries(self) -> int | None:
+        """The number of scores per step, if it is known."""
         return self._log.scores[0].size if len(self._log) else self._num_canaries
 
     @property
     def checks(self) -> tuple[ScoreLog, ...]:
+        """Tests of the scores besides the bound."""
         return (self._log,)
 
     @property
     def has_tests(self) -> bool:
+        """Whether these tests have anything to test."""
         return self._log.is_tested
 
     def record(self, scores: Any, present: Any, lengths: FloatArray | None) -> None:
+        """Add the scores of a step, and which canaries were present."""
         values, mask = np.array(plain_array("scores", scores), dtype=np.float64), as_flags(present)
-        require_alike(values, mask, step=len(self._log), first=next(iter(self._log.scores), values))
         if not len(self._log):
             self._require_memory(values.size)
         self._log.add(values, mask)
@@ -144,6 +158,7 @@ class PerStep:
         return placed
 
     def require_fair(self, *, is_over: bool) -> None:
+        """Raise if the coins so far are very unlikely to be fair."""
         if self._paired:
             return
         if new := self._log.counted_present[self._coins.num_steps :]:
@@ -151,14 +166,17 @@ class PerStep:
         self._coins.require_fair(is_over=is_over)
 
     def require_signal(self, claim: Claim, *, is_accepted: bool = False) -> None:
+        """Raise if canaries do not reach the release, so that no verdict can rest on their scores."""
         if self._signal is not None:  # if a claim is accepted, nothing else speaks for those that count
-            moments = self._log.counted_moments() if is_accepted else self._log.moments()
+            moments = [LengthMoments.of(*self._log.counted())] if is_accepted else self._log.moments()
             check_signal(moments, self._signal, claimed_noise=claimed_noise(claim))
 
     def has_signal(self) -> bool:
+        """Return whether canaries score as expected."""
         return self._signal is None or has_signal(self._log.moments(), self._signal)
 
     def observations(self, claim: Claim | None = None) -> Observations:
+        """Return all scores that count for the bound."""
         del claim
         scores, present = self._log.counted()
         if self._paired:
@@ -169,6 +187,7 @@ class PerStep:
     def judge(
         self, observations: Observations, claim: Claim, method: dict[str, Any], *, was_shown: bool
     ) -> Result:
+        """Return the result of the bound alone."""
         method = {"tradeoff": self._tradeoff, "inference": None} | method
         placed, is_same_curve = self._bets(), method["tradeoff"] == self._tradeoff
         method["inference"] = placed.completed(method["inference"], is_same_curve=is_same_curve)
@@ -183,12 +202,14 @@ class PerStep:
         return replace(result, design=self._lengths.in_design(result.design))
 
     def clues(self, claim: object, facts: TrainingInfo | None) -> dict[str, Any]:
+        """Return what the scores show of the cause of a violation."""
         clues = ScoreSummary.of(*self._log.counted(), facts).known(claimed_noise(claim))
         if self._log.is_tested:  # a test of each shape and length knows more than the mean over all
             clues = {name: clue for name, clue in clues.items() if "signal" not in name}
         return clues
 
     def bound(self, num_done: int, claim: Claim) -> LiveBound:
+        """Return the bound after this number of steps."""
         hypothesis, count = claim.hypothesis(self._tradeoff), self._log.num_counted(num_done)
         parameter = self._bets().parameter(count) if count else 0.0
         return LiveBound(
@@ -201,6 +222,7 @@ class PerStep:
         )
 
     def trajectory(self, claim: Claim) -> Trajectory:
+        """Return the bound over time."""
         placed = self._bets()
         return Trajectory.of(
             placed.bets,
@@ -212,6 +234,7 @@ class PerStep:
         )
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the scores and the method of the bets."""
         return {
             "scores": np.asarray(self._log.scores),
             "present": np.asarray(self._log.present),
@@ -220,12 +243,12 @@ class PerStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        scores, present = recorded_steps(state["scores"], state["present"], self._num_canaries)
+        """Resume from a ``state_dict``, after ``begin``."""
         betting = None if state["betting"] is None else Betting.from_dict(state["betting"])
         if not isinstance(betting, Betting | None):
             raise InputError(f"Expected the state of a recorder, which bets, got {betting!r}.")
         self._betting = betting
-        self._log.load(scores, present)
+        self._log.load(state["scores"], state["present"], self._num_canaries)
         self._lengths.counts = np.array(state["lengths"])
 
 
@@ -301,3 +324,77 @@ class LiveBound:
     def __str__(self) -> str:
         relation = ">" if self.is_violation else "of"
         return f"epsilon >= {self.epsilon:.3g} {relation} {self.claimed_epsilon:.3g} claimed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryPoint:
+    """The evidence after ``num_done`` steps, as epsilons.
+
+    ``epsilon`` is the lower bound. ``estimate`` is the leak that corresponds to the error rate so far; it is
+    not a bound. ``upper`` bounds the leak visible to this attack from above; a better attack may reveal more.
+    """
+
+    num_done: int
+    epsilon: float
+    estimate: float
+    upper: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """Points from the first observations to the last.
+
+    The lower bounds of all points hold simultaneously with the stated confidence. So do the upper ends, if
+    the error rate did not change during the run. Both together hold with twice the error probability.
+    """
+
+    points: tuple[TrajectoryPoint, ...]
+    confidence: float
+
+    @classmethod
+    def of(
+        cls,
+        bets: StepBets,
+        advantages: FloatArray,
+        *,
+        hypothesis: Hypothesis,
+        confidence: float,
+        horizon: int | None,
+        num_points: int = _NUM_POINTS,
+        num_done: Sequence[int] | None = None,
+    ) -> Trajectory:
+        """Compute the points from the bets on the advantage (right minus wrong guesses) of each step.
+
+        ``num_done`` are the numbers of steps after each bet, if there were also steps without bets.
+        """
+        hypothesis.epsilon(hypothesis.parameter)  # the accountant's table is built around the first query
+        wrong = (1 - advantages) / 2
+        opposite = AdvantageBets(
+            _MANY_GUESSES, stops=StopLosses.of_errors(), error=1 - confidence, horizon=horizon, expected=None
+        )
+        opposite.extend(wrong)
+
+        def point(count: int) -> TrajectoryPoint:
+            refuted = bets.parameter(count)
+            far = _FAR * max(refuted, hypothesis.parameter)
+            return TrajectoryPoint(
+                num_done=count if num_done is None else num_done[count - 1],
+                epsilon=hypothesis.epsilon(refuted),
+                estimate=_leak(hypothesis, float(wrong[:count].mean()), far),
+                upper=_leak(hypothesis, opposite.refuted(count), far),
+            )
+
+        return cls(points=tuple(map(point, _counts(wrong.size, num_points))), confidence=confidence)
+
+
+def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:
+    """Return the epsilon of a balanced error rate; infinite beyond ``far``, where accounting is slow."""
+    if error <= 0:
+        return math.inf
+    parameter = hypothesis.tradeoff.from_balanced_error(min(error, 0.5))
+    return hypothesis.epsilon(parameter) if parameter <= far else math.inf
+
+
+def _counts(size: int, num_points: int) -> Iterable[int]:
+    """Return ``num_points`` evenly spaced counts, including the last."""
+    return sorted({int(count) for count in np.linspace(size, 1, min(size, num_points)).round()})

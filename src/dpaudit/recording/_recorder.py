@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, TypeAlias, final
 
 from dpaudit import _validate
 from dpaudit._html import labelled
@@ -22,11 +22,12 @@ from dpaudit.recording._joint_verdict import (
     is_test_of_noise,
     remaining_level,
 )
-from dpaudit.recording._per_step import LiveBound, PerStep
-from dpaudit.recording._signal_check import first_of
-from dpaudit.recording._trajectory import ShownBounds, Trajectory
+from dpaudit.recording._per_step import LiveBound, PerStep, Trajectory
 from dpaudit.recording._whole_run import WholeRun
-from dpaudit.stats import Bound, Inference, Observations, Result
+from dpaudit.stats import Betting, Bound, Fixed, Inference, Observations, Predictable, Result, ThresholdRule
+
+CanaryScorer: TypeAlias = PerStep | WholeRun
+"""What a recorder makes of the scores of its canaries."""
 
 _PEEKS = 100  # number of times that the bound of a run of known length is computed
 _UNPLANNED_EVERY = 50  # each number of steps needs an epsilon of its own, which is not cheap
@@ -35,69 +36,6 @@ _MAY_HAVE_STOPPED = (
     "The run may have ended because of a bound that was shown before its end, which an estimate of the noise "
     "does not account for."
 )
-
-
-class CanaryScorer(Protocol):
-    """What a recorder makes of the scores of its canaries: :class:`PerStep` or :class:`WholeRun`."""
-
-    covers_sampling: ClassVar[bool]
-    """Whether the sampling of the training run decides which canaries are in a step."""
-    has_live_bound: ClassVar[bool]
-    """Whether there is a bound before the last step."""
-
-    @property
-    def num_done(self) -> int:
-        """The number of recorded steps."""
-
-    @property
-    def num_canaries(self) -> int | None:
-        """The number of scores per step, if it is known."""
-
-    @property
-    def checks(self) -> Sequence[RunCheck]:
-        """Tests of the scores besides the bound."""
-
-    @property
-    def has_tests(self) -> bool:
-        """Whether these tests have anything to test."""
-
-    def begin(self, claims: ReadClaim, level: float, planned: int | None) -> None:
-        """Score a run of ``planned`` steps from the first on, for bounds with confidence ``level``."""
-
-    def record(self, scores: Any, present: Any, lengths: FloatArray | None) -> None:
-        """Add the scores of a step, and which canaries were present."""
-
-    def require_fair(self, *, is_over: bool) -> None:
-        """Raise if the coins so far are very unlikely to be fair."""
-
-    def require_signal(self, claim: Claim, *, is_accepted: bool = False) -> None:
-        """Raise if canaries do not reach the release, so that no verdict can rest on their scores."""
-
-    def has_signal(self) -> bool:
-        """Return whether canaries score as expected."""
-
-    def observations(self, claim: Claim | None = None) -> Observations:
-        """Return all scores so far; raise if they cannot be audited against the claim."""
-
-    def judge(
-        self, observations: Observations, claim: Claim, method: dict[str, Any], *, was_shown: bool
-    ) -> Result:
-        """Return the result of the bound alone."""
-
-    def clues(self, claim: object, facts: TrainingInfo | None) -> dict[str, Any]:
-        """Return what the scores show of the cause of a violation."""
-
-    def bound(self, num_done: int, claim: Claim) -> LiveBound:
-        """Return the bound after this number of steps."""
-
-    def trajectory(self, claim: Claim) -> Trajectory:
-        """Return the bound over time."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the scores in plain values."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a ``state_dict``, after ``begin``."""
 
 
 @final
@@ -146,9 +84,9 @@ class Recorder:
         usual = _UNPLANNED_EVERY if self._planned is None else max(1, self._planned // _PEEKS)
         self._every = usual if every is None else _validate.integer("every", every)
         self._facts, self.not_covered, self._synchronize = facts, not_covered, synchronize
-        batches = first_of(checks, BatchRecord)
-        self._batches = BatchRecord() if batches is None else batches
-        all_checks = [*self.scorer.checks, *checks, *([self._batches] if batches is None else [])]
+        batches = next((check for check in checks if isinstance(check, BatchRecord)), None)
+        self._batches = batches or BatchRecord()
+        all_checks = [*self.scorer.checks, *checks, *(() if batches else (self._batches,))]
         all_checks.sort(key=is_test_of_noise, reverse=True)
         has_any = bool(checks) or self.scorer.has_tests
         self._tests = RunTests(all_checks if has_any else (), self._claims, wanted=tests)
@@ -429,3 +367,56 @@ class Recorder:
     @property
     def _may_have_stopped(self) -> bool:
         return self._shown.may_have_stopped(self.num_done)
+
+
+class ShownBounds:
+    """Whether bounds of a run were shown, and whether the run may have ended because of one."""
+
+    def __init__(self, planned: int | None) -> None:
+        self._planned = planned
+        self.is_closed = False  # whether the run was marked as over
+        self.any = False
+        self.early = False  # whether one was shown before the end
+
+    def note_step(self) -> None:
+        """Note that the run continues: if a bound was shown, it was before the end, and may be the reason."""
+        self.early, self.is_closed = self.early or self.any, False
+
+    def note(self, num_done: int) -> None:
+        """Note that a bound is shown; unless the run is over, it may be ended because of that."""
+        self.any = True
+        self.early = self.early or not self.is_over(num_done)
+
+    def is_over(self, num_done: int) -> bool:
+        """Return whether the run has ended."""
+        return self.is_closed or num_done == self._planned
+
+    def is_last(self, num_done: int) -> bool:
+        """Return whether no audit with tests can follow, on more steps; a run that is over may continue."""
+        return self._planned is None or num_done > self._planned or self.is_over(num_done)
+
+    def may_have_stopped(self, num_done: int) -> bool:
+        """Return whether the number of steps may depend on the scores."""
+        return self.early and num_done != self._planned
+
+    def require_stoppable(
+        self, inference: Inference | None, rule: ThresholdRule | None, num_done: int
+    ) -> None:
+        """Raise on a method that needs a number of steps that does not depend on the scores."""
+        if not self.may_have_stopped(num_done):
+            return
+        is_inference = not isinstance(inference, Betting | None)
+        if is_inference or not isinstance(rule, Fixed | Predictable | None):
+            method = inference if is_inference else rule
+            problem = f"{method!r} would not have its stated error rate. Use Betting(), pass"
+            raise InputError(self.stopped(problem, num_done))
+
+    def stopped(self, problem: str, num_done: int) -> str:
+        """Return the message of an error: what the possible end because of a bound makes impossible."""
+        planned = self._planned
+        ends = "a run of unplanned length" if planned is None else f"{num_done} of {planned} steps"
+        return (
+            f"Expected a number of steps that does not depend on the scores, got {ends} and a bound that was "
+            f"shown before the end: {problem} num_steps= to the observer and run all of them, or show the "
+            "bound only after the end."
+        )

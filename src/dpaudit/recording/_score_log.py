@@ -1,19 +1,22 @@
-"""The scores of all canaries in every step, those that count for the bound, and what arrived of each canary.
+"""The scores of all canaries in every step: those that count for the bound, and what arrives of each canary.
 
 Canaries that are shorter than the clipping norm, and steps that have no others, do not count for the bound:
-they are compared with the rest by the tests in ``diagnostics/_clipping_checks.py``.
+they are compared with the rest by the tests in ``diagnostics/_clipping_checks.py``. A training run that drops
+the canaries does not show how it treats examples, so :func:`check_signal` raises instead of allowing a
+verdict.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dpaudit._types import BoolArray, FloatArray
-from dpaudit.canaries import SHAPES, Directions, GradientCanary, ParameterLayout
+from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
+from dpaudit.canaries import SHAPES, Dirac, Directions, GradientCanary, ParameterLayout
 from dpaudit.diagnostics import CheckResults, ClaimedStep
 from dpaudit.diagnostics._clipping_causes import CanaryBatch
 from dpaudit.diagnostics._clipping_checks import (
@@ -24,8 +27,14 @@ from dpaudit.diagnostics._clipping_checks import (
 from dpaudit.diagnostics._data_tests import StepEnergies
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import FrozenValue
-from dpaudit.recording._signal_check import LengthMoments, require_resumable
-from dpaudit.stats import as_mask
+from dpaudit.stats import AuditDesign, GuessDesign, as_mask
+
+_ROUNDING = 1e-3  # in clipping norms
+_Z_LIKELY = 3.0  # standard errors
+_MIN_SCORES_PER_SIDE, _Z_CERTAIN = 10, 6.0  # scores and standard errors that prove a missing canary
+_MUCH_LESS = 0.5  # of the claimed noise: the noise is scaled down like the canaries
+_LENGTH_CLASSES = 1000
+_LENGTHS = 100  # quantiles that stand for the lengths of all canaries
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +71,7 @@ class ScoreLog:
 
     def __init__(self, canaries: ObservedCanaries | None = None) -> None:
         self._canaries = canaries
+        self._canary = Dirac() if canaries is None else canaries.canary  # all are alike, and all count
         self.clear()
 
     def clear(self) -> None:
@@ -82,45 +92,58 @@ class ScoreLog:
         return len(self.scores)
 
     def add(self, scores: FloatArray, present: BoolArray) -> None:
-        """Add a step."""
-        if self._is_counted(len(self)):
-            counted = slice(scores.size - self._num_uncounted(scores.size))
+        """Add a step; raise if its scores are not finite, or differ in number from those of the first."""
+        expected = (self.scores[0] if self.scores else scores).shape
+        if scores.size == 0 or scores.ndim != 1 or not scores.shape == present.shape == expected:
+            raise InputError(
+                f"Expected a score and a presence flag for each of {expected[0] or 'some'} canaries in step "
+                f"{len(self)}, got shapes {scores.shape} and {present.shape}."
+            )
+        if not np.isfinite(scores).all():
+            index = int(np.flatnonzero(~np.isfinite(scores))[0])
+            overflow = ", or does a norm overflow, as in half precision, for canaries of 1e6 clipping norms"
+            raise InputError(
+                f"Expected finite scores in step {len(self)}, got scores[{index}]={scores[index]}: did "
+                f"training diverge{'' if self.scores else overflow}?"
+            )
+        if self._canary.is_counted(len(self)):
+            counted = slice(scores.size - self._canary.num_excluded(scores.size))
             self.counted_scores.append(scores[counted])
             self.counted_present.append(present[counted])
         self.scores.append(scores)
         self.present.append(present)
 
-    def load(self, scores: Sequence[FloatArray], present: Sequence[BoolArray]) -> None:
-        """Replace all steps."""
-        self.clear()
-        for values, mask in zip(scores, present, strict=True):
-            self.add(values, mask)
+    def load(self, scores: Any, present: Any, num_canaries: int | None) -> None:
+        """Add the steps of a stored state, after checking them."""
+        values, mask = (np.asarray(array) for array in (scores, present))
+        if not values.size and not mask.size:
+            return
+        if values.ndim != 2 or values.dtype.kind != "f" or not np.isfinite(values).all():
+            raise InputError(
+                f"Expected scores of steps x canaries in the state, all finite, got shape {values.shape} of "
+                f"type {values.dtype!s:.60}."
+            )
+        require_resumable(values.shape[1], num_canaries)
+        for row, flags in zip(values, as_mask(mask, values.shape), strict=True):
+            self.add(row, flags)
 
     @property
     def is_tested(self) -> bool:
         """Whether what arrives of canaries is tested."""
-        return self._canaries is not None and self._canaries.canary.num_variants > 1
+        return self._canary.num_variants > 1
 
     def num_counted(self, num_steps: int) -> int:
         """Return how many of the first steps count for the bound."""
-        if self._canaries is None:
-            return num_steps
-        return self._canaries.canary.num_counted(num_steps)
+        return self._canary.num_counted(num_steps)
 
     def step_numbers(self) -> list[int]:
         """Return the number of steps up to and including each step that counts."""
-        return [index + 1 for index in range(len(self)) if self._is_counted(index)]
-
-    def _is_counted(self, index: int) -> bool:
-        return self._canaries is None or self._canaries.canary.is_counted(index)
-
-    def _num_uncounted(self, num_canaries: int) -> int:
-        return 0 if self._canaries is None else self._canaries.canary.num_excluded(num_canaries)
+        return [index + 1 for index in range(len(self)) if self._canary.is_counted(index)]
 
     def moments(self) -> list[LengthMoments]:
         """Return the moments of present and absent scores, for each length of canaries apart."""
         scores, present = self._stacked()
-        if self._canaries is None or not self.is_tested:
+        if not self.is_tested:
             return [LengthMoments.of(scores, present)]
         lengths = self._lengths()
         return [
@@ -132,10 +155,6 @@ class ScoreLog:
     def counted(self) -> tuple[FloatArray, BoolArray]:
         """Return scores and presence that count for the bound, steps x canaries."""
         return np.stack(self.counted_scores), np.stack(self.counted_present)
-
-    def counted_moments(self) -> list[LengthMoments]:
-        """Return the moments of the scores that count for the bound."""
-        return [LengthMoments.of(*self.counted())]
 
     def _lengths(self) -> FloatArray:
         """Return the length of each canary, steps x canaries."""
@@ -150,17 +169,23 @@ class ScoreLog:
         if self._canaries is None or not self.is_tested or not self.scores:
             return CheckResults()
         canaries, std = self._canaries, claimed.noise_multiplier / self._canaries.reach
-        arrived = [self._arrived(steps) for steps in self._steps_by_variant().values()]
+        steps_by_directions = [
+            (canaries.directions(steps[0]), steps) for steps in self._steps_by_variant().values()
+        ]
+        layout = canaries.layout()
         return arrival_results(
-            CanaryScoreTable.joined(arrived),
+            CanaryScoreTable.joined([self._arrived(*each) for each in steps_by_directions]),
             self._energies(),
-            self._step_arrivals(),
+            self._step_arrivals(canaries.num_others),
             std=std,
             eps=canaries.eps(),
             shapes=SHAPES,
-            names=canaries.layout().names,
-            is_vector=np.array([len(shape) <= 1 for shape in canaries.layout().shapes]),
-            batches=self._batches,
+            names=layout.names,
+            is_vector=np.array([len(shape) <= 1 for shape in layout.shapes]),
+            # all canaries in a form to which other kinds of clipping can be applied
+            batches=lambda: [
+                batch for directions, _ in steps_by_directions for batch in _batches_of(directions, layout)
+            ],
         )
 
     def _stacked(self) -> tuple[FloatArray, BoolArray]:
@@ -170,15 +195,12 @@ class ScoreLog:
         return self._joined
 
     def _steps_by_variant(self) -> dict[int, list[int]]:
-        assert self._canaries is not None
         steps_by_variant: dict[int, list[int]] = {}
         for index in range(len(self)):
-            steps_by_variant.setdefault(self._canaries.canary.variant(index), []).append(index)
+            steps_by_variant.setdefault(self._canary.variant(index), []).append(index)
         return steps_by_variant
 
-    def _arrived(self, steps: list[int]) -> CanaryScoreTable:
-        assert self._canaries is not None
-        directions = self._canaries.directions(steps[0])
+    def _arrived(self, directions: Directions, steps: list[int]) -> CanaryScoreTable:
         assert directions.lengths is not None
         assert directions.labels is not None
         scores, present = self._stacked()
@@ -190,85 +212,207 @@ class ScoreLog:
             parameters=directions.labels.parameters,
         )
 
-    def _step_arrivals(self) -> StepArrivals | None:
-        assert self._canaries is not None
-        if self._canaries.num_others is None:
+    def _step_arrivals(self, num_others: Callable[[int], int] | None) -> StepArrivals | None:
+        if num_others is None:
             return None
         scores, present = self._stacked()
-        others = map(self._canaries.num_others, range(len(self)))
-        rows = present.sum(axis=1) + np.fromiter(others, dtype=np.int64)
+        rows = present.sum(axis=1) + np.fromiter(map(num_others, range(len(self))), dtype=np.int64)
         return StepArrivals.of(scores, present, self._lengths(), rows)
 
     def _energies(self) -> StepEnergies:
-        assert self._canaries is not None
-        canary, num_canaries = self._canaries.canary, self.scores[0].size
         kinds = np.zeros(len(self), dtype=np.int64)
         for index in range(len(self)):
-            eligible = canary.eligible(index, num_canaries)
+            eligible = self._canary.eligible(index, self.scores[0].size)
             kinds[index] = 0 if eligible is None else 2 if eligible.any() else 1
         return StepEnergies.of(*self._stacked(), kinds)
 
-    def _batches(self) -> list[CanaryBatch]:
-        """Return all canaries, by variant, in a form to which other kinds of clipping can be applied."""
-        assert self._canaries is not None
-        layout, batches = self._canaries.layout(), []
-        for steps in self._steps_by_variant().values():
-            directions = self._canaries.directions(steps[0])
-            batches += _batches_of(directions, layout)
-        return batches
 
-
-def _batches_of(made: Directions, layout: ParameterLayout) -> list[CanaryBatch]:
-    assert made.lengths is not None
-    apart, where = made.num_apart, made.explicit_coordinates
-    batches = [
-        CanaryBatch(
-            coordinates=where.T,
-            values=(made.values * made.lengths[:apart]).T,
-            parameters=_owners(where, layout).T,
-            rows=_rows(where, layout).T,
-        )
-    ]
-    if made.shared is not None:
-        places = made.shared.places
-        batches.append(
-            CanaryBatch(
-                coordinates=places[None, :],
-                values=(made.shared.values * made.lengths[apart:]).T,
-                parameters=_owners(places, layout)[None, :],
-                rows=_rows(places, layout)[None, :],
-            )
-        )
+def _batches_of(directions: Directions, layout: ParameterLayout) -> list[CanaryBatch]:
+    assert directions.lengths is not None
+    apart, shared = directions.num_apart, directions.shared
+    values = directions.values * directions.lengths[:apart]
+    batches = [_batch(directions.explicit_coordinates.T, values.T, layout)]
+    if shared is not None:
+        values = shared.values * directions.lengths[apart:]
+        batches.append(_batch(shared.places[None, :], values.T, layout))
     return batches
 
 
-def _owners(coordinates: np.ndarray, layout: ParameterLayout) -> np.ndarray:
-    """Return the parameter of each coordinate."""
-    return np.searchsorted(np.cumsum(layout.sizes), coordinates, side="right")
-
-
-def _rows(coordinates: np.ndarray, layout: ParameterLayout) -> np.ndarray:
-    """Return a number for each coordinate that is the same for those in one row of one parameter."""
+def _batch(coordinates: np.ndarray, values: np.ndarray, layout: ParameterLayout) -> CanaryBatch:
+    """Return canaries with the parameter of each coordinate, and a number for its row in all parameters."""
     sizes = layout.sizes
+    owners = np.searchsorted(np.cumsum(sizes), coordinates, side="right")
     counts = np.array([shape[0] if len(shape) > 1 else 1 for shape in layout.shapes])
-    owners = _owners(coordinates, layout)
     inside = coordinates - (np.cumsum(sizes) - sizes)[owners]
-    first = np.cumsum(counts) - counts
-    rows: np.ndarray = first[owners] + inside // np.maximum(sizes // counts, 1)[owners]
-    return rows
+    rows = (np.cumsum(counts) - counts)[owners] + inside // np.maximum(sizes // counts, 1)[owners]
+    return CanaryBatch(coordinates=coordinates, values=values, parameters=owners, rows=rows)
 
 
-def recorded_steps(
-    scores: Any, present: Any, num_canaries: int | None
-) -> tuple[list[FloatArray], list[BoolArray]]:
-    """Return scores and presence of each step from a stored state, after checking them."""
-    values, mask = (np.asarray(array) for array in (scores, present))
-    if not values.size and not mask.size:
-        return [], []
-    if values.ndim != 2 or values.dtype.kind != "f" or not np.isfinite(values).all():
+def require_resumable(num_recorded: int, num_canaries: int | None) -> None:
+    """Raise if a recorded state has another number of canaries."""
+    if num_canaries not in (None, num_recorded):
         raise InputError(
-            f"Expected scores of steps x canaries in the state, all finite, got shape {values.shape} of type "
-            f"{values.dtype!s:.60}."
+            f"Expected a state with num_canaries={num_canaries}, as many as this observer has, got one with "
+            f"{num_recorded}: pass num_canaries={num_recorded} to the observer."
         )
-    require_resumable(values, num_canaries)
-    return list(values), list(as_mask(mask, values.shape))
+
+
+class MissingCanaryError(InputError):
+    """Inserted canaries are missing from the release; ``gap`` is the increase of their mean score."""
+
+    def __init__(self, message: str, gap: float = 0.0) -> None:
+        super().__init__(message)
+        self.gap = gap
+
+
+@dataclass
+class RunningMoments:
+    """Count, sum and sum of squares of scores, accumulated step by step."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, scores: ScoreArray) -> RunningMoments:
+        """Add scores, and return the moments."""
+        self.count += scores.size
+        self.total += float(scores.sum())
+        self.squares += float((scores * scores).sum())
+        return self
+
+    def __add__(self, other: RunningMoments) -> RunningMoments:
+        return RunningMoments(
+            self.count + other.count, self.total + other.total, self.squares + other.squares
+        )
+
+    @property
+    def mean(self) -> float:
+        """The mean of all scores so far."""
+        return self.total / self.count
+
+    @property
+    def error(self) -> float:
+        """The variance of the mean."""
+        return max(self.squares / self.count - self.mean**2, 0.0) / self.count
+
+
+@dataclass(frozen=True)
+class LengthMoments:
+    """The moments of the scores of canaries of the same length; present ones score ``expected``."""
+
+    present: RunningMoments
+    absent: RunningMoments
+    expected: float = 1.0
+
+    @classmethod
+    def of(cls, scores: FloatArray, present: BoolArray, expected: float = 1.0) -> LengthMoments:
+        """Return the moments of these scores."""
+        return cls(RunningMoments().add(scores[present]), RunningMoments().add(scores[~present]), expected)
+
+    @property
+    def fewest(self) -> int:
+        """The smaller number of present and of absent scores."""
+        return min(self.present.count, self.absent.count)
+
+    @property
+    def gap(self) -> float:
+        """By how much present canaries score higher than absent ones."""
+        return self.present.mean - self.absent.mean
+
+    @property
+    def spread(self) -> float:
+        """The standard error of :attr:`gap`."""
+        return math.sqrt(self.present.error + self.absent.error)
+
+
+def has_signal(groups: Sequence[LengthMoments], signal: float) -> bool:
+    """Return whether canaries score like clipped ones, up to the uncertainty caused by the noise."""
+    return all(
+        abs(group.gap - signal * group.expected) <= max(_Z_CERTAIN * group.spread, _ROUNDING)
+        for group in groups
+        if group.fewest > 0
+    )
+
+
+def check_signal(
+    groups: Sequence[LengthMoments], signal: float, *, claimed_noise: float | None = None
+) -> None:
+    """Raise an :class:`MissingCanaryError` if present canaries certainly score less than half of ``signal``.
+
+    If those of one length arrive, there is a verdict, and tests report what happens to the others. The error
+    names a likely cause, which depends on how much of ``claimed_noise`` the scores have.
+    """
+    long = [group for group in groups if group.expected == 1.0]
+    none = RunningMoments()
+    joined = LengthMoments(
+        sum((group.present for group in long), none), sum((group.absent for group in long), none)
+    )
+    if joined.fewest < _MIN_SCORES_PER_SIDE or any(
+        group.fewest >= _MIN_SCORES_PER_SIDE
+        and group.gap - _Z_LIKELY * group.spread > signal * group.expected / 2
+        for group in groups
+    ):
+        return
+    gap = joined.gap
+    if gap + _Z_CERTAIN * joined.spread < signal / 2:
+        raise MissingCanaryError(
+            f"Expected scores to increase by {signal:g} where a canary is present, got {gap:.2g}: "
+            f"{_cause_of_loss(joined, claimed_noise)}. No verdict can be based on these scores.",
+            gap,
+        )
+
+
+def _cause_of_loss(moments: LengthMoments, claimed_noise: float | None) -> str:
+    """Return what makes canaries arrive at a fraction of their length: a smaller sum, with or without noise.
+
+    A sum that is clipped again, or a noisy sum that is clipped, may be as private as claimed, so it is not a
+    finding; but its canaries do not show that it is.
+    """
+    is_part = moments.gap > max(_Z_LIKELY * moments.spread, _ROUNDING)
+    if claimed_noise is None or not is_part:
+        return (
+            "the release does not contain the canaries that were added to the sum, or they were clipped "
+            "together with other gradients instead of one by one (check with replay()), or the release is "
+            "a mean instead of a sum"
+        )
+    ratio = math.sqrt(moments.absent.error * moments.absent.count) / claimed_noise
+    if ratio < _MUCH_LESS:
+        return (
+            f"the release is scaled down together with its noise, which is {ratio:.2g} of the claim, so the "
+            "noisy sum is clipped (noise is added before clipping), or the release is a mean instead of a sum"
+        )
+    return (
+        "the sum is scaled down before the noise, so it is clipped again after its rows were added, or "
+        "gradients are clipped together instead of one by one (check with replay()), or the sum is divided"
+    )
+
+
+class CanaryLengths:
+    """How often clipped canaries had which length over all steps, for the power of an audit.
+
+    Lengths are in units of ``reach`` clipping norms, and present canaries have a mean score of ``signal``.
+    """
+
+    def __init__(self, *, signal: float = 1.0, reach: float = 1.0) -> None:
+        self._signal, self._reach = signal, reach
+        self.counts: IntArray = np.zeros(_LENGTH_CLASSES + 1, dtype=np.int64)
+
+    def add(self, lengths: ScoreArray) -> None:
+        """Count the lengths of all canaries of a step."""
+        classes = np.rint(np.clip(lengths, 0.0, 1.0) * _LENGTH_CLASSES).astype(np.int64)
+        self.counts += np.bincount(classes, minlength=self.counts.size)
+
+    def quantiles(self) -> tuple[float, ...]:
+        """Return equally frequent lengths, one if all are the same; 1 if none was counted."""
+        total = int(self.counts.sum())
+        if total == 0:
+            return (1.0,)
+        places = (np.arange(_LENGTHS) + 0.5) / _LENGTHS * total
+        quantiles = np.searchsorted(np.cumsum(self.counts), places) / _LENGTH_CLASSES
+        return (float(quantiles[0]),) if quantiles[0] == quantiles[-1] else tuple(quantiles.tolist())
+
+    def in_design(self, design: AuditDesign | GuessDesign) -> AuditDesign:
+        """Return the design with these lengths, in clipping norms."""
+        assert isinstance(design, AuditDesign)  # scores of steps are not guessed
+        lengths = tuple(self._signal * self._reach * length for length in self.quantiles())
+        return replace(design, lengths=lengths, signal=self._signal)

@@ -14,12 +14,7 @@ from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim, SubsampledGaussian, log_ratio_attack
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ReadClaim, TrainingInfo
-from dpaudit.recording._signal_check import (
-    LengthMoments,
-    RunningMoments,
-    check_signal,
-    require_resumable,
-)
+from dpaudit.recording._score_log import LengthMoments, RunningMoments, check_signal, require_resumable
 from dpaudit.stats import (
     RUN,
     AuditDesign,
@@ -181,7 +176,7 @@ class WholeRun:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         ratios = np.array(state["ratios"], dtype=np.float64)
-        require_resumable([state["present"]], self.present.size)
+        require_resumable(len(state["present"]), self.present.size)
         if ratios.shape != self.present.shape or not np.isfinite(ratios).all():
             raise InputError(
                 f"Expected {self.present.size} finite ratios in the state, got shape {ratios.shape}."
