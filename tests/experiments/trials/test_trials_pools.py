@@ -208,40 +208,6 @@ def test_a_cluster_that_cannot_start_or_loses_a_process_is_no_bug_of_dpaudit() -
         raise InputError("Expected num_cpus=9 to be at most 2.")
 
 
-def test_ray_retries_a_lost_group_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[dict[str, Any]] = []
-
-    class Options:
-        """As in Ray, it has ``remote`` and no further ``options``."""
-
-        def __init__(self, **options: Any) -> None:
-            self.options_given = options
-
-        def remote(self, *_: object) -> int:
-            sent.append(self.options_given)
-            return len(sent)
-
-    names = ["first", "second", "third"]
-    nodes = [{"NodeID": name, "Alive": name != "third", "Resources": {"CPU": 2}} for name in names]
-    fake: Any = cluster_without()
-    fake.cluster_resources = lambda: {"CPU": 4}
-    fake.nodes = lambda: nodes
-    fake.put = lambda task: task
-    fake.remote = lambda _: SimpleNamespace(options=Options)
-    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=SimpleNamespace)
-    fake.util = SimpleNamespace(scheduling_strategies=strategies)
-    monkeypatch.setattr(_ray, "_place", lambda _: "first")
-    plan = plan_of()
-    (group, *_) = plan.groups_without({})
-    tasks = _ray._RayTasks(fake, Ray(), Task.of(plan.recipe), [group])
-    tasks._submit(group)
-    tasks._retry(group, "note", "The worker died.")
-    tasks._submit(tasks._waiting.pop())
-    assert "scheduling_strategy" not in sent[0]
-    assert sent[1]["scheduling_strategy"] == SimpleNamespace(node_id="second", soft=True)
-    assert sent[1]["max_retries"] == 0
-
-
 def test_what_a_dead_worker_has_started_ends_with_it() -> None:
     worker = WorkerProcess("dying_worker:main", [str(Path(__file__).parent), *sys.path])
     message = worker.receive()
@@ -310,7 +276,7 @@ def listening() -> set[str]:
     return found
 
 
-def ray_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, TrialsRun]:
+def ray_runs(tmp_path: Path) -> dict[str, TrialsRun]:
     """Everything that is asked of Ray, in one cluster: it takes long to start."""
     ray = pytest.importorskip("ray")
     marks = folder_in(tmp_path, "marks")
@@ -318,9 +284,8 @@ def ray_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Trial
         "company": plan_of("in_company", num_trials=20, group_size=3),
         "killing": plan_of("killing", number=4, folder=marks, times=2, group_size=2),
         "failing": plan_of("failing", numbers=[3]),
+        "memory": plan_of("out_of_memory", number=4, folder=folder_in(tmp_path, "notes"), times=2),
     }
-    place, unknown = _ray._place, ["once"]  # so that the first retry is sent to a chosen machine
-    monkeypatch.setattr(_ray, "_place", lambda note: None if unknown and unknown.pop() else place(note))
     with _ray._connected(ray, None):
         assert ray.util.get_node_ip_address() == "127.0.0.1"
         assert "::ffff:127.0.0.1" in listening() <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
@@ -337,15 +302,14 @@ def ray_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Trial
     return runs
 
 
-def test_ray_gives_the_same_scores_and_tries_again_what_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = ray_runs(tmp_path, monkeypatch)
+def test_ray_gives_the_same_scores_and_tries_again_what_was_killed(tmp_path: Path) -> None:
+    runs = ray_runs(tmp_path)
     company = finish(plan_of("in_company", num_trials=20, group_size=3), tmp_path / "serial")
     assert dict(runs["company"].scores) == dict(company.scores)
     assert runs["killing"].failures == {}
     assert dict(runs["killing"].scores) == undisturbed(plan_of(), tmp_path)
     assert len(list((tmp_path / "marks").iterdir())) == 2
+    assert dict(runs["memory"].scores) == dict(runs["killing"].scores)
     assert list(runs["failing"].failures) == [3]
     assert "this training diverged" in runs["failing"].failures[3]
 

@@ -7,10 +7,8 @@ because its helpers are then ended together with that process. ``driver_main`` i
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
@@ -33,8 +31,8 @@ class Ray:
     as ``"auto"``, they run on that cluster, whose machines need dpaudit and the module of the training
     function. If this process is already connected to a cluster, that one is used.
 
-    A group whose worker or machine has died is retried on another machine, if there is one. If that does not
-    help or the cluster is lost, ``IncompleteError`` is raised. After a signal, the groups in progress are
+    Ray retries a group whose worker or machine has died, and spreads groups over its machines. If that does
+    not help or the cluster is lost, ``IncompleteError`` is raised. After a signal, the groups in progress are
     finished.
     """
 
@@ -53,7 +51,7 @@ class Ray:
     def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
         """Yield every group with its result, in order of completion."""
         if sys.modules.get("ray") is not None and (ray := _imported()).is_initialized():
-            yield from _RayTasks(ray, self, task, groups).results(lambda: requested() is not None)
+            yield from _results(ray, self, task, groups, lambda: requested() is not None)
             return
         if find_spec("ray") is None:
             raise MissingExtraError("Training on Ray", "ray")
@@ -63,6 +61,16 @@ class Ray:
             except IncompleteError as error:
                 error.__cause__ = error.__cause__ or RuntimeError(f"Ray printed:\n{_tail(log)}")
                 raise
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options of a task: a retry may be on any machine, not only that of the lost worker."""
+        return {
+            "num_cpus": self.num_cpus,
+            "num_gpus": self.num_gpus,
+            "max_retries": self.max_retries,
+            "retry_exceptions": [IncompleteError],
+            "scheduling_strategy": "SPREAD",
+        }
 
     def _require_resources(self, found: Mapping[str, float]) -> None:
         """Raise if the cluster can never run a task, which would otherwise wait forever."""
@@ -83,11 +91,8 @@ def _driven(
     pool: Ray, task: Task, groups: Sequence[Group], log: BinaryIO
 ) -> Iterator[tuple[Group, Finished]]:
     """Yield the results of a process that drives Ray, whose messages go to ``log``."""
-    process, has_ended, is_draining = (
-        WorkerProcess(f"{__name__}:driver_main", task.search_path, log),
-        False,
-        False,
-    )
+    process = WorkerProcess(f"{__name__}:driver_main", task.search_path, log)
+    has_ended = is_draining = False
     try:
         plain = [[astuple(trial) for trial in group] for group in groups]
         process.send({"recipe": task.recipe.to_json(), "path": task.search_path, "pool": asdict(pool)})
@@ -122,7 +127,7 @@ def driver_main(descriptor: int) -> None:
         # reported before Ray is shut down, which may hang
         with _connected(ray, pool.address), channel.reporting(), _noticing_loss(ray):
             numbers = {group[0].number: place for place, group in enumerate(trials)}
-            for group, finished in _RayTasks(ray, pool, task, trials).results(_Draining(channel)):
+            for group, finished in _results(ray, pool, task, trials, channel.has_request):
                 channel.send({"number": numbers[group[0].number], "finished": finished.to_dict()})
             channel.send({"end": True})
 
@@ -146,152 +151,65 @@ def _dead_process(ray: Any) -> str | None:
     return None if node is None else next((name for name, _ in node.dead_processes()), None)
 
 
-class _Draining:
-    """Whether the driver's parent has asked it to start no further groups."""
-
-    def __init__(self, channel: WorkerChannel) -> None:
-        self._channel, self._is_asked = channel, False
-
-    def __call__(self) -> bool:
-        self._is_asked = self._is_asked or self._channel.waiting() is not None
-        return self._is_asked
-
-
-class _RayTasks:
-    """Tasks of one ``map`` call on Ray, and the groups of trials that are waiting for them."""
-
-    def __init__(self, ray: Any, pool: Ray, task: Task, groups: Sequence[Group]) -> None:
-        pool._require_resources(ray.cluster_resources())
-        self._ray, self._pool = ray, pool
-        # without retries by Ray itself, which might be on the same machine
-        self._options = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus, "max_retries": 0}
-        self._function = ray.remote(_call)
-        # four tasks per CPU, so that the next one is ready when a task ends
-        self._limit = 4 * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._task, self._waiting = ray.put(task), list(reversed(groups))
-        self._running: dict[Any, tuple[Group, str]] = {}
-        self._left: dict[int, list[str]] = {}  # nodes on which a group was lost, by its first trial
-        self._checked, self._token = time.monotonic(), secrets.token_hex(8)
-
-    def results(self, is_stopping: Callable[[], bool]) -> Iterator[tuple[Group, Finished]]:
-        """Keep the cluster busy and yield the results; stop after the groups in progress if asked to."""
-        try:
-            while self._waiting or self._running:
-                if is_stopping():
-                    self._cancel_queued()
-                self._fill_queue()
-                if not self._running:
-                    return
-                ended, _ = self._ray.wait(list(self._running), num_returns=1, timeout=0.5)
-                for reference in ended:
-                    yield from self._result(reference)
-                if not ended:
-                    self._require_alive()
-        except IncompleteError:
-            self._running.clear()  # there may be no cluster left
-            raise
-        finally:
-            self._cancel_running()
-
-    def _cancel_running(self) -> None:
-        """Leave nothing on a shared cluster."""
-        for reference, (_, note) in self._running.items():
-            self._ray.cancel(reference, force=True)
-            _forget(note)
-
-    def _fill_queue(self) -> None:
-        while self._waiting and len(self._running) < self._limit:
-            self._submit(self._waiting.pop())
-
-    def _submit(self, group: Group) -> None:
-        lost_on = self._left.get(group[0].number, [])
-        note = f"{self._token}-{group[0].number}-{len(lost_on)}"
-        options = dict(self._options)
-        if others := [name for name in self._nodes() if name not in lost_on] if lost_on else []:
-            strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-            chosen = others[len(lost_on) % len(others)]
-            options["scheduling_strategy"] = strategy(node_id=chosen, soft=True)
-        self._running[self._function.options(**options).remote(self._task, group, note)] = group, note
-
-    def _nodes(self) -> list[str]:
-        """Return the identifiers of the machines that could run a group."""
-        return [
-            str(node["NodeID"])
-            for node in self._ray.nodes()
-            if node["Alive"]
-            and node["Resources"].get("CPU", 0) >= self._pool.num_cpus
-            and node["Resources"].get("GPU", 0) >= self._pool.num_gpus
-        ]
-
-    def _result(self, reference: Any) -> Iterator[tuple[Group, Finished]]:
-        group, note = self._running.pop(reference)
-        try:
-            finished = self._ray.get(reference)
-            _forget(note)
-            yield finished
-        except self._ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, IncompleteError):
-                self._retry(group, note, str(error.cause))
-            elif isinstance(error.cause, DpauditError):  # would occur for every group
-                raise error.cause from error
-            else:
-                raise failed_worker(str(error)) from error
-        except self._ray.exceptions.RayError as error:
-            self._retry(group, note, str(error) or type(error).__name__)
-
-    def _retry(self, group: Group, note: str, how: str) -> None:
-        """Queue a group again whose worker was lost; raise after too many retries."""
-        self._require_alive(now=True)
-        left = self._left.setdefault(group[0].number, [])
-        left.append(_place(note) or "")
-        if len(left) > self._pool.max_retries:
-            lines = how.strip().splitlines()
-            raise IncompleteError(
-                f"{named(group)} could not be completed: the Ray worker was lost {len(left)} times in a row, "
-                f"at last because of {lines[0].rstrip('.')}."
-            )
-        self._waiting.append(group)
-
-    def _cancel_queued(self) -> None:
-        """Forget the groups that no worker has begun."""
-        self._waiting.clear()
-        for reference, (_, note) in list(self._running.items()):
-            if _place(note) is None:
-                self._ray.cancel(reference, force=True)
-                del self._running[reference]
-
-    def _require_alive(self, *, now: bool = False) -> None:
-        """Raise if the cluster is lost, instead of waiting for it."""
-        if not now and time.monotonic() - self._checked < 2.0:
-            return
-        self._checked = time.monotonic()
-        if dead := _dead_process(self._ray):
-            raise IncompleteError(f"The Ray cluster was lost: its process {dead} has died.")
-        if not any(node["Alive"] for node in self._ray.nodes()):
-            raise IncompleteError("The Ray cluster was lost: none of its machines is alive.")
+def _results(
+    ray: Any, pool: Ray, task: Task, groups: Sequence[Group], is_stopping: Callable[[], bool]
+) -> Iterator[tuple[Group, Finished]]:
+    """Keep the cluster busy and yield the results; stop after the groups in progress if asked to."""
+    resources = ray.cluster_resources()
+    pool._require_resources(resources)
+    function = ray.remote(**pool._options())(_call)
+    limit = max(1, int(resources.get("CPU", 1) / (pool.num_cpus or 1)))
+    shared, waiting, running = ray.put(task), list(reversed(groups)), dict[Any, Group]()
+    try:
+        while waiting or running:
+            if is_stopping():
+                waiting.clear()
+            while waiting and len(running) < limit:
+                group = waiting.pop()
+                running[function.remote(shared, group)] = group
+            ended, _ = ray.wait(list(running), num_returns=1, timeout=0.5) if running else ([], [])
+            for reference in ended:
+                yield _result(ray, pool, reference, running.pop(reference))
+            if not ended:
+                _require_alive(ray)
+    except IncompleteError:
+        running.clear()  # there may be no cluster left
+        raise
+    finally:
+        for reference in running:  # leave nothing on a shared cluster
+            ray.cancel(reference, force=True)
 
 
-def _call(task: Task, group: Group, note: str) -> tuple[Group, Finished]:
-    """Score a group in a Ray worker, after noting where."""
-    import ray  # noqa: PLC0415
-    from ray.experimental import internal_kv  # noqa: PLC0415
-
-    internal_kv._internal_kv_put(note, ray.get_runtime_context().get_node_id(), namespace="dpaudit")
+def _call(task: Task, group: Group) -> tuple[Group, Finished]:
+    """Score a group in a Ray worker."""
     return task(group)
 
 
-def _place(note: str) -> str | None:
-    """Return the node on which a task was started; None if it was not."""
-    from ray.experimental import internal_kv  # noqa: PLC0415
+def _result(ray: Any, pool: Ray, reference: Any, group: Group) -> tuple[Group, Finished]:
+    """Return the result of a group; raise if Ray has lost its worker after all retries."""
+    try:
+        return ray.get(reference)  # type: ignore[no-any-return]
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, DpauditError) and not isinstance(error.cause, IncompleteError):
+            raise error.cause from error  # would occur for every group
+        if not isinstance(error.cause, IncompleteError):
+            raise failed_worker(str(error)) from error
+        how, lost = str(error.cause), error
+    except ray.exceptions.RayError as error:
+        how, lost = str(error).strip() or type(error).__name__, error
+    _require_alive(ray)
+    raise IncompleteError(
+        f"{named(group)} could not be completed: the Ray worker was lost {pool.max_retries + 1} times in a "
+        f"row, at last because of {how.splitlines()[0].rstrip('.')}."
+    ) from lost
 
-    node = internal_kv._internal_kv_get(note, namespace="dpaudit")
-    return None if node is None else node.decode()
 
-
-def _forget(note: str) -> None:
-    from ray.experimental import internal_kv  # noqa: PLC0415
-
-    internal_kv._internal_kv_del(note, namespace="dpaudit")
+def _require_alive(ray: Any) -> None:
+    """Raise if the cluster is lost, instead of waiting for it."""
+    if dead := _dead_process(ray):
+        raise IncompleteError(f"The Ray cluster was lost: its process {dead} has died.")
+    if not any(node["Alive"] for node in ray.nodes()):
+        raise IncompleteError("The Ray cluster was lost: none of its machines is alive.")
 
 
 @contextmanager
@@ -347,7 +265,6 @@ def _imported() -> Any:
         import ray  # noqa: PLC0415  # optional, and slow to load
         import ray._private.ray_constants  # noqa: PLC0415
         import ray.exceptions  # noqa: PLC0415
-        import ray.util.scheduling_strategies  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("Training on Ray", "ray") from error
     return ray

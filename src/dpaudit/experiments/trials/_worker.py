@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from dpaudit.errors import DpauditError, IncompleteError, InputError
@@ -191,12 +191,9 @@ class WorkerChannel:
         """Wait for the next request."""
         return self._requests.get()
 
-    def waiting(self) -> Mapping[str, Any] | None:
-        """Return the next request if there is one."""
-        try:
-            return self._requests.get_nowait()
-        except Empty:
-            return None
+    def has_request(self) -> bool:
+        """Return whether there is a request that was not read yet."""
+        return not self._requests.empty()
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message to the driver."""
