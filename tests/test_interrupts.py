@@ -22,7 +22,7 @@ from damage import forged
 from dpaudit import IncompleteError, InputError, _interrupts, _io
 from dpaudit.experiments import _directory, _loop
 from dpaudit.experiments.black_box import _canary
-from dpaudit.experiments.config import _load
+from dpaudit.experiments.config import _config
 
 
 def send(number: signal.Signals) -> None:
@@ -273,7 +273,7 @@ def test_a_file_that_becomes_too_large_is_not_there_in_part(tmp_path: Path) -> N
         (_canary, lambda path: _canary.SharedCanary.read(path.parent, "")),
         (_canary, lambda path: _canary._read(str(path))),
         (_directory, lambda path: _loop.restore(path, None, "run")),
-        (_load, _load.load_config),
+        (_config, _config.load_config),
         (_directory, _directory._digest_of),
     ],
 )

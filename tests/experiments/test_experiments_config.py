@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from dataclasses import asdict
 from typing import Any
@@ -103,7 +102,7 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
             ["audit.mode=many-runs"],
             "audit: Expected mode to be one of 'one-run', 'paper', 'end-to-end' with threat",
         ),
-        (["training.noise_multiplier=0"], "training: Expected noise_multiplier=0 in (0, inf): without"),
+        (["training.noise_multiplier=0"], "Expected training.noise_multiplier=0 in (0, inf): without"),
         (["pool=serial"], "c.toml, Expected no pool with mode = 'one-run', which trains a single model."),
         (
             ["threat_model=black-box", "pool.kind=ray", "pool.num_workers=2"],
@@ -120,7 +119,7 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
         ),
         (
             ["threat_model=magic"],
-            "Expected threat_model to be one of 'gradient', 'input', 'black-box', got 'magic'.",
+            "threat_model: Expected 'gradient', 'input' or 'black-box', got 'magic'.",
         ),
         (["model.name=mpl"], "got 'mpl'; did you mean 'mlp'?"),
         (["model.hidden=[16, 0]"], "model.hidden: Expected hidden=0 to be at least 1."),
@@ -253,34 +252,3 @@ def test_where_a_run_is_kept_is_not_part_of_what_it_is() -> None:
 
     assert identity("output=elsewhere", "checkpoint_seconds=1") == identity()
     assert identity("seed=1") != identity()
-
-
-def test_a_wrong_name_does_not_hide_what_else_is_wrong_in_its_table() -> None:
-    text = """
-outptu = "a"
-output = "b"
-[model]
-"name" = "mpl"
-hiden = [3]
-[data]
-'name' = "digitz"
-num_examples = 1.5
-[training]
-noise_multiplier = 1.0
-sample_rate = 0.1
-num_steps = 10
-[audit]
-mode = "one-rum"
-canary_rate = 0.5
-num_canaries = 0
-"""
-    places = re.findall(r"line (\d+), ([\w.]+):", refused(text))
-    assert places == [
-        ("2", "outptu"),
-        ("5", "model.name"),
-        ("6", "model.hiden"),
-        ("8", "data.name"),
-        ("9", "data.num_examples"),
-        ("15", "audit.mode"),
-        ("17", "audit.num_canaries"),
-    ]

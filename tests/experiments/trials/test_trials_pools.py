@@ -76,7 +76,7 @@ def test_a_function_that_imports_torch_late_has_seeded_trials_too(tmp_path: Path
 @pytest.mark.parametrize("needs", [{"num_gpus": 0.5}, {"num_cpus": 2.5}])
 def test_what_no_machine_of_ray_has_is_told_instead_of_waited_for(needs: dict[str, float]) -> None:
     with pytest.raises(InputError, match=r"num_.pus=.\.5 to be at most (0|2), the number available to Ray"):
-        Ray(**needs)._require_resources({"CPU": 2.0})
+        Ray(**needs)._num_slots({"CPU": 2.0})
 
 
 def test_a_killed_worker_is_replaced_and_its_trials_are_tried_again(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Experiment configs: TOML files that are fully validated before anything runs."""
 
-from dpaudit.experiments.config._config import Config
-from dpaudit.experiments.config._load import load_config, parse_config
+from dpaudit.experiments.config._config import Config, load_config, parse_config
 
 __all__ = ["Config", "load_config", "parse_config"]

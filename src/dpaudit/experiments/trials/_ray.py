@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
@@ -72,14 +73,15 @@ class Ray:
             "scheduling_strategy": "SPREAD",
         }
 
-    def _require_resources(self, found: Mapping[str, float]) -> None:
-        """Raise if the cluster can never run a task, which would otherwise wait forever."""
+    def _num_slots(self, available: Mapping[str, float]) -> int:
+        """Return how many groups run at once; raise if none can ever run, which would wait forever."""
         for name, needed, kind in (("num_cpus", self.num_cpus, "CPU"), ("num_gpus", self.num_gpus, "GPU")):
-            most = found.get(kind, 0)
+            most = available.get(kind, 0)
             if needed > most:
                 raise InputError(
                     f"Expected {name}={needed:g} to be at most {most:g}, the number available to Ray."
                 )
+        return max(1, int(available.get("CPU", 1) / (self.num_cpus or 1)))
 
 
 def _tail(log: BinaryIO, num_bytes: int = 20_000) -> str:
@@ -155,17 +157,15 @@ def _results(
     ray: Any, pool: Ray, task: Task, groups: Sequence[Group], is_stopping: Callable[[], bool]
 ) -> Iterator[tuple[Group, Finished]]:
     """Keep the cluster busy and yield the results; stop after the groups in progress if asked to."""
-    resources = ray.cluster_resources()
-    pool._require_resources(resources)
-    function = ray.remote(**pool._options())(_call)
-    limit = max(1, int(resources.get("CPU", 1) / (pool.num_cpus or 1)))
-    shared, waiting, running = ray.put(task), list(reversed(groups)), dict[Any, Group]()
+    limit = pool._num_slots(ray.cluster_resources())
+    function, shared = ray.remote(**pool._options())(_call), ray.put(task)
+    waiting, running = deque(groups), dict[Any, Group]()
     try:
         while waiting or running:
             if is_stopping():
                 waiting.clear()
-            while waiting and len(running) < limit:
-                group = waiting.pop()
+            for _ in range(min(len(waiting), limit - len(running))):
+                group = waiting.popleft()
                 running[function.remote(shared, group)] = group
             ended, _ = ray.wait(list(running), num_returns=1, timeout=0.5) if running else ([], [])
             for reference in ended:

@@ -147,12 +147,8 @@ class _StoredLines:
         with reading(path), open_file(path) as file:
             content = file.read(LARGEST_ARRAY + 1)
         header, *lines = content.splitlines(keepends=True) or [b""]
-        try:
-            about = json.loads(header)
-            version, identity = about["schema_version"], about["identity"]
-        except _NO_LINE:
-            version, identity = None, None
-        if version != Store.schema_version or len(content) > LARGEST_ARRAY:
+        identity = _identity(header)
+        if identity is None or len(content) > LARGEST_ARRAY:
             raise InputError(
                 f"Expected the trials of a run in {path}, as this version of dpaudit writes them, got "
                 "something else. The file was not changed; move it away or choose another output directory."
@@ -168,6 +164,15 @@ class _StoredLines:
             damaged=[number for number, (_, row) in enumerate(rows, start=2) if row is None],
             is_torn=is_torn,
         )
+
+
+def _identity(header: bytes) -> Any:
+    """Return the identity of a run from the first line of its store; None if it is another line."""
+    try:
+        about = json.loads(header)
+        return about["identity"] if about["schema_version"] == Store.schema_version else None
+    except _NO_LINE:
+        return None
 
 
 def count_rows(path: Path) -> int:
