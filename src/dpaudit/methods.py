@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.accounting import Claim
 from dpaudit.stats import (
     ONE_RUN,
     STEP,
     ApproximateDP,
-    AuditDesign,
-    BestOf,
     Betting,
     Bound,
     ClopperPearson,
@@ -36,23 +31,17 @@ from dpaudit.stats import (
     Result,
     SameData,
     Simultaneous,
-    StepErrors,
     ThresholdRule,
     TradeOff,
     audit_recorded,
-    chunks,
-    count,
     default_method,
     guesses_of,
     is_on_disk,
     lower_bound,
     one_run_bound,
     plain,
-    require_finite,
     scale_notes,
 )
-from dpaudit.stats.inference import BoundQuery, CountInference, ThresholdResult
-from dpaudit.stats.tradeoffs import Attack
 
 __all__ = ["NAMES", "REVERSED", "Method", "MethodComparison", "NamedBound", "examine", "is_large", "methods"]
 
@@ -149,70 +138,6 @@ def _chosen_on_scores(observations: Observations, curve: TradeOff) -> list[Metho
     return chosen if large or bands in chosen else [bands, *chosen]
 
 
-@dataclass(frozen=True, repr=False)
-class CountedOnce(ThresholdRule):
-    """A fixed threshold with precomputed error counts, so that the observations are read only once."""
-
-    fixed: Fixed
-    counts: ErrorCounts
-    errors: StepErrors | None = field(default=None, compare=False)  # if canaries share steps
-
-    @classmethod
-    def of(cls, observations: Observations, threshold: float) -> CountedOnce:
-        """Count the errors of the scores, chunk by chunk."""
-        fixed = Fixed(threshold)
-        if observations.with_canary.ndim == 1:
-            return cls(fixed, count(observations, fixed.threshold))
-        errors = _step_errors(observations, fixed.threshold)
-        return cls(fixed, errors.total(), errors)
-
-    def __repr__(self) -> str:
-        return repr(self.fixed)
-
-    @property
-    def label(self) -> str:
-        return self.fixed.label
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.fixed.to_dict()
-
-    def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
-        if isinstance(inference, CountInference):
-            return inference.at_counts(self.counts, self.fixed.threshold, query)
-        if (
-            isinstance(inference, Betting)
-            and self.errors is not None
-            and is_large(observations, is_fixed=True)
-        ):
-            bets = inference.place(self.errors, query)
-            return ThresholdResult(bets.parameter(), self.fixed.threshold, self.counts, p_value=bets.p_value)
-        return self.fixed.apply(observations, inference, query)
-
-    def operating_points(self, attack: Attack, design: AuditDesign) -> tuple[FloatArray, FloatArray]:
-        return self.fixed.operating_points(attack, design)
-
-
-def _step_errors(observations: Observations, threshold: float) -> StepErrors:
-    absent, present = observations.without_canary, observations.with_canary
-    sizes = [np.full(len(side), side.shape[1]) for side in (absent, present)]
-    false_positives = _count_above("without_canary", absent, threshold)
-    false_negatives = sizes[1] - _count_above("with_canary", present, threshold)
-    return StepErrors(false_positives, sizes[0], false_negatives, sizes[1], by_coin=False)
-
-
-def _count_above(name: str, scores: ScoreArray, threshold: float) -> IntArray:
-    """Return the number of scores above the threshold in each step."""
-    num_steps, num_canaries = scores.shape
-    above = np.zeros(num_steps, dtype=np.int64)
-    for start, piece in chunks(scores):
-        require_finite(name, start, piece)
-        first = start // num_canaries
-        indices = start + np.flatnonzero(piece > threshold)
-        step_counts = np.bincount(indices // num_canaries - first)
-        above[first : first + step_counts.size] += step_counts
-    return above
-
-
 REVERSED = (
     "The scores with the canary are lower than those without it, but a higher score must mean that the "
     "canary was present. Check whether the files are swapped or the score (such as a loss) must be negated."
@@ -294,9 +219,9 @@ def examine(
     large = is_large(observations, is_fixed=threshold is not None)
     if not large:
         observations = observations.in_memory()
-    fixed = _fixed(observations, threshold)
+    chosen = None if threshold is None else Fixed(threshold)
+    fixed = chosen or (Fixed(0.5) if observations.normalized else None)  # before seeing the data
     if result is None and claim is not None:
-        rule = _verdict_rule(observations, fixed, threshold)
         # far scores of a large file would need another pass
         bets = Betting(tails=0.0) if large and observations.is_stepped else None
         result = audit_recorded(
@@ -305,7 +230,7 @@ def examine(
             confidence=confidence,
             tradeoff=tradeoff,
             inference=bets,
-            threshold=rule,
+            threshold=chosen,
         )
     betting = _betting(claim, tradeoff, result)
     candidates = [
@@ -341,23 +266,6 @@ def _betting(claim: Claim | None, tradeoff: TradeOff | None, result: Result | No
 
 def _with_bets(method: Method, betting: Betting) -> Method:
     return replace(method, inference=betting) if isinstance(method.inference, Betting) else method
-
-
-def _fixed(observations: Observations, threshold: float | None) -> CountedOnce | None:
-    """Return the threshold that was chosen before seeing the data, if any, with counts for all methods."""
-    if threshold is not None:
-        return CountedOnce.of(observations, threshold)
-    return CountedOnce.of(observations, 0.5) if observations.normalized else None
-
-
-def _verdict_rule(
-    observations: Observations, fixed: CountedOnce | None, threshold: float | None
-) -> ThresholdRule | None:
-    """Return the given threshold, or the default rule; its fixed part is not counted again."""
-    if fixed is None or threshold is not None:
-        return fixed
-    rule = default_method(observations, Gaussian())[1]
-    return replace(rule, rules=(fixed, *rule.rules[1:])) if isinstance(rule, BestOf) else fixed
 
 
 def _composed(method: Method, bound: Bound, claim: Claim | None) -> float | None:

@@ -11,7 +11,7 @@ from scipy import stats
 from statistical_limits import most_flagged
 
 import dpaudit
-from dpaudit.stats._coins import CoinCheck
+from dpaudit.stats._presence import CoinCheck
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=5.0, delta=1e-5)
 

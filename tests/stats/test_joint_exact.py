@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import dpaudit
-from dpaudit.stats._binomial import Region
 from dpaudit.stats.inference import BoundQuery
+from dpaudit.stats.inference._classical import Region
 from dpaudit.stats.inference._joint_exact import ClaimedCurve
 
 FAMILIES = [dpaudit.Gaussian(), dpaudit.ApproximateDP(1e-3), dpaudit.Laplace()]

@@ -9,7 +9,7 @@ import dpaudit
 from dpaudit.methods import examine
 from dpaudit.recording import PerStep
 from dpaudit.report import Run
-from dpaudit.stats._observations import scale_notes
+from dpaudit.stats._estimate import scale_notes
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 

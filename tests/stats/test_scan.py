@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import dpaudit
 from dpaudit.stats import ErrorCounts
-from dpaudit.stats._binomial import upper_rate, upper_rate_chords
 from dpaudit.stats.inference import BoundQuery
+from dpaudit.stats.inference._classical import upper_rate, upper_rate_chords
 
 DELTA = 1e-3
 METHODS = [

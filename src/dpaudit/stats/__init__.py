@@ -7,12 +7,10 @@ what reports write and read (``SCHEMA_VERSION``, ``plain``, ``number``, ``summar
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._audit import audit, audit_recorded, audit_untuned, default_method, guesses_of, lower_bound
-from dpaudit.stats._binomial import Region, plausible_counts
 from dpaudit.stats._bound import LARGEST, Bound, Power, number, plain
-from dpaudit.stats._coins import CoinCheck
 from dpaudit.stats._counts import ErrorCounts, Guesses, StepErrors, StepScores, count
 from dpaudit.stats._coverage import Coverage, coverage, ideal_observations, tally
-from dpaudit.stats._estimate import Estimate, Interval, Shape
+from dpaudit.stats._estimate import Estimate, Interval, Shape, scale_notes
 from dpaudit.stats._observations import (
     ONE_RUN,
     RUN,
@@ -24,7 +22,6 @@ from dpaudit.stats._observations import (
     is_on_disk,
     plain_array,
     require_finite,
-    scale_notes,
     split_by_coins,
 )
 from dpaudit.stats._one_run import (
@@ -36,6 +33,7 @@ from dpaudit.stats._one_run import (
 )
 from dpaudit.stats._planning import Leak, Plan, plan_canaries, plan_observations, plan_steps, smallest_leak
 from dpaudit.stats._power import AuditDesign
+from dpaudit.stats._presence import CoinCheck
 from dpaudit.stats._result import (
     DEFAULT,
     GIVEN,
@@ -66,7 +64,9 @@ from dpaudit.stats.inference import (
     KatzLog,
     Kind,
     Posterior,
+    Region,
     ThresholdResult,
+    plausible_counts,
 )
 from dpaudit.stats.thresholds import (
     BestOf,

@@ -15,13 +15,13 @@ from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._bound import Bound
 from dpaudit.stats._counts import ErrorCounts, Guesses
+from dpaudit.stats._estimate import scale_notes
 from dpaudit.stats._observations import (
     ALIKE,
     ONE_RUN,
     SCORES_OF,
     STEP,
     Observations,
-    scale_notes,
 )
 from dpaudit.stats._one_run import GuessDesign, guessed_p_value, one_run_fdp_bound
 from dpaudit.stats._power import AuditDesign
@@ -137,12 +137,11 @@ def _audit_guesses(
     guesses = guesses_of(observations, None if threshold is None else threshold.threshold)
     bound = one_run_fdp_bound(guesses, tradeoff=hypothesis.tradeoff, delta=claim.delta, confidence=confidence)
     assumptions = (*bound.assumptions, SCORES_OF[ONE_RUN])
-    design = GuessDesign(guesses, hypothesis.tradeoff, claim.delta, 1 - confidence)
     return Result(
         claim=claim,
         bound=replace(bound, epsilon=hypothesis.epsilon(bound.parameter), assumptions=assumptions),
         hypothesis=hypothesis,
-        design=design,
+        design=GuessDesign(guesses, hypothesis.tradeoff, claim.delta, 1 - confidence),
         bound_p_value=partial(guessed_p_value, guesses, hypothesis.tradeoff),
         notes=scale_notes(observations),
         observations=observations,
@@ -187,10 +186,7 @@ def audit_untuned(
     method = _suited(method, observations)
     _require_confidence(method, rule)
     query = BoundQuery(hypothesis.tradeoff.at(claim.delta), claim.delta, 1 - confidence)
-    method.check(query)
-    finding = _find(observations, rule, method, query)
-    bound = _bound(finding, observations, rule, method, query)
-    design = AuditDesign.of(observations, method, rule, query)
+    bound, finding = _evaluated(observations, rule, method, query)
     return Result(
         claim=claim,
         bound=replace(
@@ -199,7 +195,7 @@ def audit_untuned(
             assumptions=(*bound.assumptions, *hypothesis.assumptions),
         ),
         hypothesis=hypothesis,
-        design=design,
+        design=AuditDesign.of(observations, method, rule, query),
         bound_p_value=finding.p_value,
         # a canary that is sampled scores its sample rate on average
         notes=scale_notes(observations, getattr(hypothesis.tradeoff, "sample_rate", 1.0)),
@@ -232,24 +228,42 @@ def lower_bound(
     require(tradeoff, TradeOff, "tradeoff", "Gaussian()")
     require(inference, Inference, "inference", "ClopperPearson()")
     query = BoundQuery(tradeoff.at(delta), delta, 1 - confidence)
-    inference.check(query)
-    if isinstance(observations, Observations):
+    if isinstance(observations, ErrorCounts):
+        if threshold is not None:
+            raise InputError(f"Expected no threshold rule with error counts, got {threshold!r}.")
+        if not isinstance(inference, CountInference):
+            raise InputError(f"{inference!r} needs scores, got counts.")
+    else:
+        require(observations, Observations, "observations", "Observations(with_canary=..., ...)")
+        require(threshold, ThresholdRule, "threshold", "Fixed(0.5)")
         inference = _suited(inference, observations)
-    finding = _find(observations, threshold, inference, query)
-    return _bound(finding, observations, threshold, inference, query)
+    return _evaluated(observations, threshold, inference, query)[0]
 
 
-def _bound(
-    finding: ThresholdResult,
+def _evaluated(
     observations: Observations | ErrorCounts,
     threshold: ThresholdRule | None,
     inference: Inference,
     query: BoundQuery,
-) -> Bound:
-    """Return the bound with its method and assumptions."""
-    valid = threshold is None or threshold.valid
+) -> tuple[Bound, ThresholdResult]:
+    """Apply the method; return the bound with its assumptions, and the result behind it."""
+    if isinstance(observations, Observations):
+        assert threshold is not None
+        finding, design = threshold.apply(observations, inference, query), observations.design
+    else:
+        assert isinstance(inference, CountInference)
+        finding = ThresholdResult(inference.parameter(observations, query), None, observations)
+        design = ALIKE
+    is_fixed = isinstance(threshold, Fixed | Optimal | None)
+    assumptions = [
+        query.tradeoff.assumption(query.delta),
+        inference.assumption(observations, is_fixed=is_fixed),
+        design,
+        _GIVEN_COUNTS if threshold is None else None,
+        _SAME_DATA if isinstance(threshold, SameData) else None,
+    ]
     rule = finding.rule if isinstance(finding.rule, ThresholdRule) else threshold
-    return Bound(
+    bound = Bound(
         epsilon=query.tradeoff.epsilon(finding.parameter, query.delta),
         delta=query.delta,
         confidence=1 - query.error_rate,
@@ -259,43 +273,10 @@ def _bound(
         threshold_rule=NamedPart("given counts") if rule is None else rule,
         threshold=finding.threshold,
         counts=finding.counts,
-        kind=inference.kind if valid else Kind.HEURISTIC,
-        assumptions=_assumptions(observations, threshold, inference, query),
+        kind=inference.kind if threshold is None or threshold.valid else Kind.HEURISTIC,
+        assumptions=tuple(text for text in assumptions if text),
     )
-
-
-def _find(
-    observations: Observations | ErrorCounts,
-    threshold: ThresholdRule | None,
-    inference: Inference,
-    query: BoundQuery,
-) -> ThresholdResult:
-    if isinstance(observations, ErrorCounts):
-        if threshold is not None:
-            raise InputError(f"Expected no threshold rule with error counts, got {threshold!r}.")
-        if not isinstance(inference, CountInference):
-            raise InputError(f"{inference!r} needs scores, got counts.")
-        return ThresholdResult(inference.parameter(observations, query), None, observations)
-    require(observations, Observations, "observations", "Observations(with_canary=..., ...)")
-    require(threshold, ThresholdRule, "threshold", "Fixed(0.5)")
-    assert threshold is not None
-    return threshold.apply(observations, inference, query)
-
-
-def _assumptions(
-    observations: Observations | ErrorCounts,
-    threshold: ThresholdRule | None,
-    inference: Inference,
-    query: BoundQuery,
-) -> tuple[str, ...]:
-    is_fixed = threshold is None or isinstance(threshold, Fixed | Optimal)
-    texts = [query.tradeoff.assumption(query.delta), inference.assumption(observations, is_fixed=is_fixed)]
-    texts.append(observations.design if isinstance(observations, Observations) else ALIKE)
-    if threshold is None:
-        texts.append(_GIVEN_COUNTS)
-    if isinstance(threshold, SameData):
-        texts.append(_SAME_DATA)
-    return tuple(text for text in texts if text)
+    return bound, finding
 
 
 def _suited(inference: Inference, observations: Observations) -> Inference:
@@ -321,20 +302,16 @@ def default_method(
     rule: ThresholdRule | None = None,
 ) -> tuple[Inference, ThresholdRule]:
     """Fill in the missing parts without reading the scores: a choice based on them would be unsound."""
-    if rule is None:
-        rule = _rule(observations, tradeoff, inference)
-    if inference is None:
-        inference = _inference(observations, rule)
-    return inference, rule
+    rule = rule or _rule(observations, tradeoff, inference)
+    return inference or _inference(observations, rule), rule
 
 
 def _rule(observations: Observations, tradeoff: TradeOff, inference: Inference | None) -> ThresholdRule:
+    few = min(observations.with_canary.size, observations.without_canary.size)
     if observations.normalized:
-        size = min(observations.with_canary.size, observations.without_canary.size)
-        return fixed_rule(size, is_stepped=observations.is_stepped, inference=inference)
+        return fixed_rule(few, is_stepped=observations.is_stepped, inference=inference)
     if isinstance(inference, Betting) or (inference is None and observations.is_stepped):
         return Predictable()
-    few = min(observations.with_canary.size, observations.without_canary.size)
     # violations of (eps, delta)-DP appear in the tails, so the position of the threshold matters
     tails = isinstance(tradeoff, ApproximateDP | PureDP)
     # below 10, a held-out part is too small to choose on; from 50 on, bands beat one where tails matter

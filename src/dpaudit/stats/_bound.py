@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -96,20 +97,21 @@ class Bound:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Bound:
         """Restore a bound from :meth:`to_dict`; invalid values raise ``InputError``."""
-        threshold = _validate.mapping("the values of a bound", values).get("threshold")
-        return cls(
-            epsilon=number(values, "epsilon"),
-            delta=number(values, "delta", high=1.0),
-            confidence=number(values, "confidence", low=0.5, high=_validate.MOST_CONFIDENT),
-            parameter=number(values, "parameter"),
-            tradeoff=TradeOff.from_dict(_part(values, "tradeoff")),
-            inference=Inference.from_dict(_part(values, "inference")),
-            threshold_rule=ThresholdRule.from_dict(_part(values, "threshold_rule")),
-            threshold=None if threshold is None else number(values, "threshold", low=-LARGEST, high=LARGEST),
-            counts=_counts(values),
-            kind=_kind(values),
-            assumptions=_texts(values, "assumptions"),
-        )
+        with restoring("a bound", values):
+            counts = entry(values, "counts", Mapping)
+            return cls(
+                epsilon=number(values, "epsilon"),
+                delta=number(values, "delta", high=1.0),
+                confidence=number(values, "confidence", low=0.5, high=_validate.MOST_CONFIDENT),
+                parameter=number(values, "parameter"),
+                tradeoff=TradeOff.from_dict(entry(values, "tradeoff", Mapping)),
+                inference=Inference.from_dict(entry(values, "inference", Mapping)),
+                threshold_rule=ThresholdRule.from_dict(entry(values, "threshold_rule", Mapping)),
+                threshold=optional_number(values, "threshold", low=-LARGEST, high=LARGEST),
+                counts=ErrorCounts(**counts) if "false_positives" in counts else Guesses(**counts),
+                kind=Kind(values["kind"]),
+                assumptions=tuple(map(text, entry(values, "assumptions", list))),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,22 +203,31 @@ class Power:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Power:
         """Restore a power from :meth:`to_dict`; invalid values raise ``InputError``."""
-        _validate.mapping("the values of a power", values)
+        with restoring("a power", values):
+            mechanism = values.get("mechanism")
+            return cls(
+                probability=number(values, "probability", high=1.0),
+                epsilon=number(values, "epsilon"),
+                parameter=number(values, "parameter"),
+                noise_factor=optional_number(values, "noise_factor", high=LARGEST),
+                canary_length=optional_number(values, "canary_length", high=1.0),
+                mechanism=mechanism if mechanism in MECHANISMS else None,
+                is_ideal=values.get("is_ideal") is True,
+                efficiency=optional_number(values, "efficiency", high=1.0),
+            )
 
-        def optional(name: str, high: float) -> float | None:
-            return None if values.get(name) is None else number(values, name, high=high)
 
-        mechanism = values.get("mechanism")
-        return cls(
-            probability=number(values, "probability", high=1.0),
-            epsilon=number(values, "epsilon"),
-            parameter=number(values, "parameter"),
-            noise_factor=optional("noise_factor", LARGEST),
-            canary_length=optional("canary_length", 1.0),
-            mechanism=mechanism if mechanism in MECHANISMS else None,
-            is_ideal=values.get("is_ideal") is True,
-            efficiency=optional("efficiency", 1.0),
-        )
+@contextmanager
+def restoring(name: str, values: object) -> Iterator[None]:
+    """Turn what damaged values raise into an ``InputError``."""
+    _validate.mapping(f"the values of {name}", values)
+    try:
+        yield
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = f"{type(error).__name__}: {quoted(str(error))}"
+        raise InputError(f"Expected the values of {name}, got damaged ones ({reason}).") from error
 
 
 def plain(value: float) -> float | str:
@@ -225,58 +236,30 @@ def plain(value: float) -> float | str:
 
 
 def number(values: Mapping[str, Any], name: str, *, low: float = 0.0, high: float = math.inf) -> float:
-    """Return a number that :func:`plain` wrote, or raise ``InputError``."""
+    """Return a finite number, or an infinite one that :func:`plain` wrote; otherwise raise ``InputError``."""
     value = values.get(name)
     if value == "inf" and high == math.inf:
         return math.inf
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise _refused(name, f"to be a number in [{low:g}, {high:g}]", value)
-    try:
-        result = float(value)
-    except OverflowError:  # an integer too large for a float
-        result = math.inf
-    if math.isinf(result):
-        raise _refused(name, "to be a finite number", value)
-    return result
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= min(high, LARGEST):
+        shown = "nothing" if value is None else quoted(value)
+        raise InputError(f"Expected {name} to be a number in [{low:g}, {high:g}], got {shown}.")
+    return float(value)
 
 
-def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = values.get(name)
-    if not isinstance(value, Mapping):
-        raise _refused(name, "to be an object with a type", value)
+def optional_number(values: Mapping[str, Any], name: str, **limits: float) -> float | None:
+    """Return a number that :func:`plain` wrote, None if there is none, or raise ``InputError``."""
+    return None if values.get(name) is None else number(values, name, **limits)
+
+
+def entry(values: Mapping[str, Any], name: str, kind: type) -> Any:
+    """Return a value of this type, or raise ``InputError``."""
+    if not isinstance(values.get(name), kind):
+        raise InputError(f"Expected {name} to be a {kind.__name__}, got {quoted(values.get(name))}.")
+    return values[name]
+
+
+def text(value: object) -> str:
+    """Return a string that is not too long, or raise ``TypeError``."""
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        raise TypeError(f"expected strings of at most {_LONGEST:,} characters")
     return value
-
-
-def _counts(values: Mapping[str, Any]) -> ErrorCounts | Guesses:
-    counts = values.get("counts")
-    if not isinstance(counts, Mapping):
-        raise _refused("counts", "to be an object", counts)
-    kind = ErrorCounts if "false_positives" in counts else Guesses
-    arguments: dict[str, Any] = {
-        field.name: counts[field.name] for field in fields(kind) if field.name in counts
-    }
-    try:
-        return kind(**arguments)
-    except TypeError as error:
-        raise _refused("counts", f"to have the fields of {kind.__name__}", dict(counts)) from error
-
-
-def _kind(values: Mapping[str, Any]) -> Kind:
-    word = values.get("kind")
-    if word not in list(Kind):
-        raise _refused("kind", "to be confidence, credible or heuristic", word)
-    return Kind(word)
-
-
-def _texts(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    texts = values.get(name)
-    if not isinstance(texts, list) or not all(
-        isinstance(text, str) and len(text) <= _LONGEST for text in texts
-    ):
-        raise _refused(name, f"to be a list of strings of at most {_LONGEST:,} characters", texts)
-    return tuple(texts)
-
-
-def _refused(name: str, expected: str, value: object) -> InputError:
-    shown = "nothing" if value is None else quoted(value)
-    return InputError(f"Expected {name} {expected}, got {shown}.")

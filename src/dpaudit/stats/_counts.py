@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
-from dpaudit.stats._coins import require_fair_share
-from dpaudit.stats._identifiers import as_ids, joined_presence
 from dpaudit.stats._observations import Observations, as_mask, chunks, plain_array, require_finite
+from dpaudit.stats._presence import as_ids, joined_presence, require_fair_share
+
+_Errors = TypeVar("_Errors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +67,23 @@ class ErrorCounts:
         return asdict(self)
 
 
+def _once_per_file(
+    count: Callable[[Observations, float], _Errors],
+) -> Callable[[Observations, float], _Errors]:
+    """Count the errors in files only once for several methods; arrays in memory may change."""
+    cached = lru_cache(maxsize=2)(count)
+
+    def choose(observations: Observations, threshold: float) -> _Errors:
+        return (cached if observations.has_files else count)(observations, threshold)
+
+    return choose
+
+
+@_once_per_file
 def count(observations: Observations, threshold: float) -> ErrorCounts:
     """Count the errors at one threshold in a single pass with bounded memory."""
+    if observations.with_canary.ndim == 2:
+        return step_errors(observations, threshold).total()
     absent, present = observations.without_canary, observations.with_canary
     return ErrorCounts(
         false_positives=_count_above("without_canary", absent, threshold),
@@ -82,6 +101,28 @@ def _count_above(name: str, scores: ScoreArray, threshold: float) -> int:
         require_finite(name, start, piece)
         with np.errstate(over="ignore"):  # a threshold above the range of float32
             above += int(np.count_nonzero(piece > threshold))
+    return above
+
+
+@_once_per_file
+def step_errors(observations: Observations, threshold: float) -> StepErrors:
+    """Count the errors of steps x canaries in each step, like :func:`count`."""
+    absent, present = observations.without_canary, observations.with_canary
+    sizes = [np.full(len(side), side.shape[1]) for side in (absent, present)]
+    false_positives = _count_above_per_step("without_canary", absent, threshold)
+    false_negatives = sizes[1] - _count_above_per_step("with_canary", present, threshold)
+    return StepErrors(false_positives, sizes[0], false_negatives, sizes[1], by_coin=False)
+
+
+def _count_above_per_step(name: str, scores: ScoreArray, threshold: float) -> IntArray:
+    num_steps, num_canaries = scores.shape
+    above = np.zeros(num_steps, dtype=np.int64)
+    for start, piece in chunks(scores):
+        require_finite(name, start, piece)
+        first = start // num_canaries
+        indices = start + np.flatnonzero(piece > threshold)
+        step_counts = np.bincount(indices // num_canaries - first)
+        above[first : first + step_counts.size] += step_counts
     return above
 
 
@@ -187,13 +228,9 @@ class StepErrors:
 
     def after_first(self) -> StepErrors:
         """Return the errors without the first step."""
-        return StepErrors(
-            self.false_positives[1:],
-            self.num_absent[1:],
-            self.false_negatives[1:],
-            self.num_present[1:],
-            self.by_coin,
-        )
+        counts = self.false_positives, self.num_absent, self.false_negatives, self.num_present
+        fp, absent, fn, present = (column[1:] for column in counts)
+        return StepErrors(fp, absent, fn, present, self.by_coin)
 
     def total(self) -> ErrorCounts:
         """Return the counts summed over all steps."""

@@ -18,8 +18,7 @@ from scipy import special
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray, ScoreArray
-from dpaudit.errors import InputError, quoted
-from dpaudit.stats._bound import LARGEST, number, plain
+from dpaudit.stats._bound import LARGEST, number, plain, restoring, text
 from dpaudit.stats._observations import Observations, chunks
 from dpaudit.stats._roc_band import COLUMNS, RATES, RocBand, attack_roc
 from dpaudit.stats.tradeoffs import Gaussian, TradeOff
@@ -31,6 +30,8 @@ _MOST_GROUPS = 1 << 10  # of consecutive steps, whose sums are in memory
 _HEAVY = 5
 _PIECE = 1 << 15  # scores whose powers fit into the second-level cache
 _INTERVALS = "noise_multiplier", "noise_ratio", "epsilon"
+# Notes on scores that are not normalized: the material difference, and how unlikely it must be by chance.
+_MATERIAL, _STANDARD_ERRORS, _NOTE_RATE = 0.1, 6.0, 1e-7
 _NO_SCORES = "The scores are not part of this result."
 
 
@@ -211,43 +212,28 @@ class Estimate:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Estimate:
         """Restore an estimate from :meth:`to_dict`; invalid values raise ``InputError``."""
-        _validate.mapping("the values of an estimate", values)
-        roc, missing = _section(values, "roc"), values.get("missing")
-        if not isinstance(missing, str | None):
-            raise InputError(f"Expected missing to be a string, got {quoted(missing)}.")
-        return cls(
-            confidence=number(values, "confidence", low=0.5, high=1.0),
-            **{name: _interval(values, name) for name in _INTERVALS},
-            shape=_shape(values),
-            is_stepped=values.get("is_stepped") is True,
-            missing=missing,
-            roc_source=None if roc is None else RocBand.from_dict(roc),
-        )
+        with restoring("an estimate", values):
+            shape, roc, missing = values["shape"], values["roc"], values["missing"]
+            return cls(
+                confidence=number(values, "confidence", low=0.5, high=1.0),
+                **{name: None if values[name] is None else _interval(values[name]) for name in _INTERVALS},
+                shape=None if shape is None else _shape(shape),
+                is_stepped=values.get("is_stepped") is True,
+                missing=None if missing is None else text(missing),
+                roc_source=None if roc is None else RocBand.from_dict(roc),
+            )
 
 
-def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    section = values.get(name)
-    if not isinstance(section, Mapping | None):
-        raise InputError(f"Expected {name} to be an object, got {quoted(section)}.")
-    return section
-
-
-def _interval(values: Mapping[str, Any], name: str) -> Interval | None:
-    if (section := _section(values, name)) is None:
-        return None
-    interval = Interval(*(number(section, end) for end in ("value", "low", "high")))
+def _interval(values: Mapping[str, Any]) -> Interval:
+    interval = Interval(*(number(values, end) for end in ("value", "low", "high")))
     if not interval.low <= interval.value <= interval.high:
-        raise InputError(f"Expected {name} to have its value between low and high.")
+        raise ValueError("an interval without its value")
     return interval
 
 
-def _shape(values: Mapping[str, Any]) -> Shape | None:
-    if (section := _section(values, "shape")) is None:
-        return None
-    skewness, kurtosis = (
-        number(section, name, low=-LARGEST, high=LARGEST) for name in ("skewness", "kurtosis")
-    )
-    return Shape(skewness, kurtosis, section.get("is_normal") is True)
+def _shape(values: Mapping[str, Any]) -> Shape:
+    skewness, kurtosis = (number(values, name, low=-LARGEST) for name in ("skewness", "kurtosis"))
+    return Shape(skewness, kurtosis, values["is_normal"] is True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,12 +336,12 @@ def step_sides(observations: Observations) -> Iterator[tuple[ScoreArray, IntArra
         yield scores, ends[:: -math.ceil(ends.size / _MOST_GROUPS)][::-1]
 
 
-def _power_sums(scores: ScoreArray, ends: IntArray) -> tuple[float, FloatArray]:
-    """Return the mean of one side, and the sums of powers 0 to 4 around it in each group."""
+def _power_sums(scores: ScoreArray, ends: IntArray, highest: int = 4) -> tuple[float, FloatArray]:
+    """Return the mean of one side, and the sums of powers up to ``highest`` around it in each group."""
     counts = np.diff(ends, prepend=0)
     filled = np.flatnonzero(counts)
     starts = ends[filled] - counts[filled]
-    center, sums = 0.0, np.stack([counts, *np.zeros((4, counts.size))])
+    center, sums = 0.0, np.stack([counts, *np.zeros((highest, counts.size))])
     for position, chunk in chunks(scores):
         for start in range(position, position + chunk.size, _PIECE):
             piece = chunk[start - position : start - position + _PIECE]
@@ -369,5 +355,50 @@ def _power_sums(scores: ScoreArray, ends: IntArray) -> tuple[float, FloatArray]:
                 row[filled[first:last]] += np.add.reduceat(power, cuts)
                 power *= distance
     shift = sums[1].sum() / scores.size  # from the center to the mean
-    rows = [sum(math.comb(k, j) * (-shift) ** (k - j) * sums[j] for j in range(k + 1)) for k in range(5)]
+    rows = [
+        sum(math.comb(k, j) * (-shift) ** (k - j) * sums[j] for j in range(k + 1)) for k in range(highest + 1)
+    ]
     return center + float(shift), np.stack(rows)
+
+
+def scale_notes(observations: Observations, expected: float = 1.0) -> tuple[str, ...]:
+    """Return a sentence if scores declared as normalized certainly have other means than 0 and ``expected``.
+
+    Correct scores get one with a probability below 1e-6. Steps are clusters: their scores may be dependent.
+    """
+    if not observations.normalized:
+        return ()
+    with np.errstate(over="ignore", invalid="ignore"):  # of scores at the end of the range of floats
+        (absent, absent_error), (present, present_error) = (
+            _mean_and_error(*side, is_stepped=observations.is_stepped) for side in step_sides(observations)
+        )
+    is_off = abs(absent) > max(_MATERIAL * expected, absent_error)
+    if not is_off and not abs(present - expected) > max(_MATERIAL * expected, present_error):
+        return ()
+    cause = _likely_cause(present - absent, max(absent_error, present_error), expected)
+    return (
+        f"Normalized scores have a mean of 0 without the canary and of {expected:.3g} with it, but these "
+        f"have {absent:.3g} and {present:.3g}: {cause}.",
+    )
+
+
+def _likely_cause(gap: float, error: float, expected: float) -> str:
+    if abs(gap - expected) <= _MATERIAL * expected:
+        return "subtract what the release contains without the canary"
+    if gap <= error:
+        return "check that canaries reach the release, and that a higher score means present"
+    factor = f"a missing factor of {expected / gap:.3g}"
+    if gap > expected:
+        return f"check whether canaries are clipped to the claimed norm, or for {factor} in the scores"
+    return f"check for {factor} in the scores, such as the batch size"
+
+
+def _mean_and_error(scores: ScoreArray, ends: IntArray, *, is_stepped: bool) -> tuple[float, float]:
+    """Return the mean, and by how much it may differ from its expectation; infinity for few scores."""
+    mean, (sizes, sums, squares) = _power_sums(scores, ends, highest=2)
+    number = int(np.count_nonzero(sizes)) if is_stepped else scores.size
+    total = float((sums**2).sum() if is_stepped else squares.sum())
+    if number < 10 or not math.isfinite(total):
+        return mean, math.inf
+    deviations = max(_STANDARD_ERRORS, -float(special.stdtrit(number - 1, _NOTE_RATE)))
+    return mean, deviations * math.sqrt(total * number / (number - 1)) / scores.size

@@ -7,25 +7,19 @@ need no more memory than one chunk.
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from dpaudit import _validate
 from dpaudit._io import open_file
-from dpaudit._types import ArrayLike, BoolArray, FloatArray, IdArray, IntArray, ScoreArray
+from dpaudit._types import ArrayLike, BoolArray, IdArray, IntArray, ScoreArray
 from dpaudit.errors import InputError, quoted
-from dpaudit.stats._coins import FAIR, CoinCheck
-from dpaudit.stats._identifiers import as_ids, joined_presence, require_twice
+from dpaudit.stats._presence import FAIR, CoinCheck, as_ids, joined_presence, require_twice
 
-# Notes on scores that are not normalized: the material difference, and how unlikely it must be by chance.
-_MATERIAL, _STANDARD_ERRORS, _NOTE_RATE = 0.1, 6.0, 1e-7
 # One megabyte of float32: a chunk stays in the second-level cache while it is checked and compared.
 _CHUNK = 1 << 18
 # What a score is of; the values are listed as assumptions, like FAIR.
@@ -161,12 +155,17 @@ class Observations:
 
     def in_memory(self) -> Observations:
         """Return these observations with memory-mapped files read into memory and checked."""
-        if not (is_on_disk(self.with_canary) or is_on_disk(self.without_canary)):
+        if not self.has_files:
             return self
         present = loaded("with_canary", self.with_canary)
         return replace(
             self, with_canary=present, without_canary=loaded("without_canary", self.without_canary)
         )
+
+    @property
+    def has_files(self) -> bool:
+        """Whether a side is a memory-mapped file."""
+        return is_on_disk(self.with_canary) or is_on_disk(self.without_canary)
 
     @property
     def num_steps(self) -> int:
@@ -381,62 +380,3 @@ def require_finite(name: str, start: int, piece: ScoreArray) -> None:
         return
     bad = int(np.flatnonzero(~np.isfinite(piece))[0])
     raise InputError(f"Expected finite scores, got {name}[{start + bad}]={float(piece[bad])!r}.")
-
-
-def scale_notes(observations: Observations, expected: float = 1.0) -> tuple[str, ...]:
-    """Return a sentence if scores declared as normalized certainly have other means than 0 and ``expected``.
-
-    Correct scores get one with a probability below 1e-6. Steps are clusters: their scores may be dependent.
-    """
-    if not observations.normalized:
-        return ()
-    absent, absent_error = _mean_and_error(observations.without_canary, observations.without_steps)
-    present, present_error = _mean_and_error(observations.with_canary, observations.with_steps)
-    is_off = abs(absent) > max(_MATERIAL * expected, absent_error)
-    if not is_off and not abs(present - expected) > max(_MATERIAL * expected, present_error):
-        return ()
-    cause = _likely_cause(present - absent, max(absent_error, present_error), expected)
-    return (
-        f"Normalized scores have a mean of 0 without the canary and of {expected:.3g} with it, but these "
-        f"have {absent:.3g} and {present:.3g}: {cause}.",
-    )
-
-
-def _likely_cause(gap: float, error: float, expected: float) -> str:
-    if abs(gap - expected) <= _MATERIAL * expected:
-        return "subtract what the release contains without the canary"
-    if gap <= error:
-        return "check that canaries reach the release, and that a higher score means present"
-    factor = f"a missing factor of {expected / gap:.3g}"
-    if gap > expected:
-        return f"check whether canaries are clipped to the claimed norm, or for {factor} in the scores"
-    return f"check for {factor} in the scores, such as the batch size"
-
-
-def _mean_and_error(scores: ScoreArray, steps: IntArray | None) -> tuple[float, float]:
-    """Return the mean, and by how much it may differ from its expectation; infinity for few scores."""
-    with np.errstate(over="ignore", invalid="ignore"):  # of scores at the end of the range of floats
-        sums, sizes = _sums(scores, steps)
-        mean, number = float(sums.sum() / sizes.sum()), sums.size
-    if number < 10 or not math.isfinite(mean):
-        return mean, math.inf
-    with np.errstate(over="ignore"):  # an infinite error says nothing about the mean
-        squares = float(((sums - mean * sizes) ** 2).sum())
-    variance = squares * number / (number - 1) / float(sizes.sum()) ** 2
-    deviations = max(_STANDARD_ERRORS, -float(stdtrit(number - 1, _NOTE_RATE)))
-    return mean, deviations * math.sqrt(variance)
-
-
-def _sums(scores: ScoreArray, steps: IntArray | None) -> tuple[FloatArray, FloatArray]:
-    """Return sum and number of the scores of each step; of large arrays, only the beginning is read.
-
-    A one-dimensional score is a step of its own.
-    """
-    if steps is not None:
-        sums: FloatArray = np.bincount(steps, weights=scores).astype(np.float64)
-        sizes = np.bincount(steps).astype(np.float64)
-        return sums[sizes > 0], sizes[sizes > 0]
-    read = np.concatenate([piece.astype(np.float64) for _, piece in islice(chunks(scores), 16)])
-    width = min(scores.shape[1] if scores.ndim == 2 else 1, read.size)
-    sums = read[: read.size // width * width].reshape(-1, width).sum(axis=1)
-    return sums, np.full(sums.size, float(width))

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import IntArray
 from dpaudit.errors import InputError
-from dpaudit.stats._binomial import binomial_cdf
 from dpaudit.stats._bound import Bound
-from dpaudit.stats._coins import FAIR
 from dpaudit.stats._counts import Guesses
+from dpaudit.stats._presence import FAIR
 from dpaudit.stats._serialization import NamedPart
-from dpaudit.stats.inference import Kind
+from dpaudit.stats.inference import Kind, binomial_cdf
 from dpaudit.stats.rootfinding import first_true_integer, last_true, smallest_error
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
-from dpaudit.stats.tradeoffs._attack import Attack
+from dpaudit.stats.tradeoffs._attack import Attack, signal_share
 
 # assumptions, which docs/verdicts.md explains
 _FIXED_NUMBER = "the number of guesses was fixed before seeing the data"
@@ -82,12 +79,7 @@ def _bound(
         threshold=None,
         counts=guesses,
         kind=Kind.CONFIDENCE,
-        assumptions=(
-            *((assumed,) if assumed else ()),
-            FAIR,
-            _RELEASE_ALONE,
-            _FIXED_NUMBER,
-        ),
+        assumptions=(*((assumed,) if assumed else ()), FAIR, _RELEASE_ALONE, _FIXED_NUMBER),
     )
 
 
@@ -129,22 +121,6 @@ def guessed_p_value(guesses: Guesses, family: TradeOff, claimed: float) -> float
     return smallest_error(lambda error: too_many_correct(guesses, family, claimed, error))
 
 
-def smallest_guessed_leak(
-    guesses: Guesses, attack: Callable[[float], Attack], fewest: int, claimed: float, probability: float
-) -> float:
-    """Return the smallest parameter that at least ``fewest`` correct guesses reveal with this probability.
-
-    ``attack`` is that on a mechanism with a given parameter.
-    """
-    # nothing is hidden from a leak of 1,000 times the claim
-    if guess_detection_rate(attack(1e3 * claimed), guesses, fewest) < probability:
-        return math.inf
-    return claimed + last_true(
-        lambda excess: guess_detection_rate(attack(claimed + excess), guesses, fewest) < probability,
-        tolerance=1e-2,
-    )
-
-
 @dataclass(frozen=True)
 class GuessDesign:
     """The power of guesses on the canaries of one run, half of them "present" for the highest scores."""
@@ -156,16 +132,25 @@ class GuessDesign:
     lengths: tuple[float, ...] = (1.0,)  # the share of an ideal attack's signal
     normalized: bool = False
 
-    def _refutes(self, claimed: float, num_correct: int) -> bool:
-        guesses = replace(self.guesses, num_correct=num_correct)
-        return too_many_correct(guesses, self.tradeoff, claimed, self.error_rate)
-
     def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:
         """Return the smallest parameter that such guesses would detect with this probability."""
-        fewest = first_true_integer(partial(self._refutes, claimed), 0, self.guesses.num_guesses)
+
+        def refutes(num_correct: int) -> bool:
+            guesses = replace(self.guesses, num_correct=num_correct)
+            return too_many_correct(guesses, self.tradeoff, claimed, self.error_rate)
+
+        fewest = first_true_integer(refutes, 0, self.guesses.num_guesses)
         if fewest is None or not any(self.lengths):
             return math.inf
-        return smallest_guessed_leak(self.guesses, self._attack, fewest, claimed, probability)
+
+        def is_missed(excess: float) -> bool:
+            attack = self._attack(claimed + excess)
+            return guess_detection_rate(attack, self.guesses, fewest) < probability
+
+        # nothing is hidden from a leak of 1,000 times the claim
+        if is_missed(999 * claimed):
+            return math.inf
+        return claimed + last_true(is_missed, tolerance=1e-2)
 
     def _attack(self, parameter: float) -> Attack:
         return self.tradeoff.attack(parameter, self.delta, self.lengths)
@@ -173,7 +158,12 @@ class GuessDesign:
     def efficiency(self, claimed: float, auc: float | None = None) -> float:
         """Return the share of an ideal attack's signal that the guesses show; their area does not matter."""
         del auc
-        return guess_efficiency(lambda share: self.weakened(share)._attack(claimed), self.guesses)
+
+        def falls_short(share: float) -> bool:
+            correct = _simulated_correct(self.weakened(share)._attack(claimed), self.guesses)
+            return bool(correct.mean() < self.guesses.num_correct)
+
+        return signal_share(falls_short, tolerance=0.02)
 
     def weakened(self, efficiency: float) -> GuessDesign:
         """Return the design for guesses with this share of an ideal attack's signal."""
@@ -183,20 +173,6 @@ class GuessDesign:
 def guess_detection_rate(attack: Attack, guesses: Guesses, fewest: int) -> float:
     """Simulate how often at least ``fewest`` guesses by the extreme scores of ``attack`` are correct."""
     return float((_simulated_correct(attack, guesses) >= fewest).mean())
-
-
-def guess_efficiency(attack: Callable[[float], Attack], guesses: Guesses) -> float:
-    """Return the share of its signal with which an attack has as many correct guesses, at most 1.
-
-    ``attack`` returns the attack with this share of the signal.
-    """
-
-    def falls_short(share: float) -> bool:
-        return share <= 1 and _simulated_correct(attack(share), guesses).mean() < guesses.num_correct
-
-    if not falls_short(0.001):
-        return 0.0
-    return min(last_true(falls_short, 0.3, tolerance=0.02), 1.0)
 
 
 def _simulated_correct(attack: Attack, guesses: Guesses) -> IntArray:

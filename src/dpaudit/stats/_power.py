@@ -18,7 +18,6 @@ import numpy as np
 from scipy import special, stats
 
 from dpaudit._types import FloatArray
-from dpaudit.stats._binomial import Region, plausible_rate
 from dpaudit.stats._counts import ErrorCounts, StepErrors
 from dpaudit.stats._observations import Observations
 from dpaudit.stats.inference import (
@@ -29,7 +28,9 @@ from dpaudit.stats.inference import (
     ExactInference,
     Inference,
     JointExact,
+    Region,
     StepBets,
+    plausible_rate,
 )
 from dpaudit.stats.rootfinding import last_positive, last_true
 from dpaudit.stats.thresholds import BestOf, HeldOut, Predictable, ThresholdRule

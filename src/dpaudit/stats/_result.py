@@ -11,14 +11,13 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from dpaudit import _validate
 from dpaudit._html import result_html
 from dpaudit._plotting import draw_tradeoff
 from dpaudit._provenance import of_audit
 from dpaudit.diagnostics import Diagnosis, Finding
 from dpaudit.diagnostics._diagnosis import holm, joint_causes
 from dpaudit.errors import InputError, ViolationError
-from dpaudit.stats._bound import LARGEST, Bound, Power, number, plain
+from dpaudit.stats._bound import LARGEST, Bound, Power, number, plain, restoring, text
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._estimate import Estimate
 from dpaudit.stats._observations import Observations
@@ -352,14 +351,11 @@ class ClaimPart:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ClaimPart:
         """Restore a part from :meth:`to_dict`; invalid values raise ``InputError``."""
-        _validate.mapping("a part of the claim", values)
-        for key in ("name", "source", "origin"):
-            if not isinstance(values.get(key), str):
-                raise InputError(f"Expected {key} of a part of the claim to be a string.")
-        if values["source"] not in (GIVEN, READ, DEFAULT):
-            raise InputError(f"Expected source to be {GIVEN}, {READ} or {DEFAULT}, got another word.")
-        texts = {key: values[key] for key in ("name", "source", "origin")}
-        return cls(value=number(values, "value", high=LARGEST), **texts)
+        with restoring("a part of the claim", values):
+            if values["source"] not in (GIVEN, READ, DEFAULT):
+                raise ValueError(f"a source other than {GIVEN}, {READ} or {DEFAULT}")
+            texts = {key: text(values[key]) for key in ("name", "source", "origin")}
+            return cls(value=number(values, "value", high=LARGEST), **texts)
 
 
 @dataclass(frozen=True)

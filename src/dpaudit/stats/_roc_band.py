@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from dpaudit import _validate
 from dpaudit._plotting import draw_roc
 from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
-from dpaudit.stats._binomial import plausible_rate
-from dpaudit.stats._bound import number
+from dpaudit.stats._bound import number, restoring
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations, chunks, require_finite
+from dpaudit.stats.inference import plausible_rate
 from dpaudit.stats.tradeoffs import TradeOff
 
 RATES = 0.001, 0.01, 0.1
@@ -30,7 +29,6 @@ RATES = 0.001, 0.01, 0.1
 COLUMNS = "fpr", "claimed", "reached", "low", "high"
 _GRID = [factor * 10**-decade for decade in (5, 4, 3, 2) for factor in (1, 1.5, 2.2, 3.2, 4.6, 6.8)]
 _GRID += [0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98]
-_MOST_POINTS = 1000  # of a stored ROC
 _ANGLES = np.linspace(-math.pi / 2, math.pi / 2, 17)[:, None]  # which shorten intervals by less than 0.5 %
 _SORTED = 1 << 16  # absent scores up to which every one is a threshold
 _BINS = 1 << 13  # thresholds for more scores,
@@ -73,19 +71,15 @@ class RocBand:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RocBand:
         """Restore a band from :meth:`to_dict`; invalid values raise ``InputError``."""
-        _validate.mapping("the values of a band", values)
-        columns = {name: _column(values, name) for name in COLUMNS}
-        fpr, sizes = columns["fpr"], {column.size for column in columns.values()}
-        if len(sizes) != 1 or not (np.diff(fpr) > 0).all() or not np.isin(RATES, fpr).all():
-            raise InputError("Expected roc to have one true positive rate per ascending false positive rate.")
-        return cls(confidence=number(values, "confidence", low=0.5, high=1.0), **columns)
-
-
-def _column(values: Mapping[str, Any], name: str) -> FloatArray:
-    rates = values.get(name)
-    if not isinstance(rates, list) or not len(RATES) <= len(rates) <= _MOST_POINTS:
-        raise InputError(f"Expected {name} to be a list of at most {_MOST_POINTS:,} rates in roc.")
-    return np.asarray([number({name: rate}, name, high=1.0) for rate in rates])
+        with restoring("a band", values):
+            columns = {
+                name: np.asarray([number({name: rate}, name, high=1.0) for rate in values[name]])
+                for name in COLUMNS
+            }
+            fpr, sizes = columns["fpr"], {column.size for column in columns.values()}
+            if len(sizes) != 1 or not (np.diff(fpr) > 0).all() or not np.isin(RATES, fpr).all():
+                raise ValueError("one true positive rate per ascending false positive rate is needed")
+            return cls(confidence=number(values, "confidence", low=0.5, high=1.0), **columns)
 
 
 def attack_roc(

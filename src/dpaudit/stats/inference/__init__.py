@@ -10,7 +10,15 @@ from dpaudit.stats.inference._base import (
     ThresholdResult,
 )
 from dpaudit.stats.inference._betting import Betting, FarRates, StepBets, far_rates
-from dpaudit.stats.inference._classical import ClopperPearson, KatzLog, Posterior
+from dpaudit.stats.inference._classical import (
+    ClopperPearson,
+    KatzLog,
+    Posterior,
+    Region,
+    binomial_cdf,
+    plausible_counts,
+    plausible_rate,
+)
 from dpaudit.stats.inference._joint_exact import JointExact
 from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
 
@@ -28,8 +36,12 @@ __all__ = [
     "Kind",
     "Posterior",
     "RankInference",
+    "Region",
     "StepBets",
     "StopLosses",
     "ThresholdResult",
+    "binomial_cdf",
     "far_rates",
+    "plausible_counts",
+    "plausible_rate",
 ]

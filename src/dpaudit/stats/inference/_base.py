@@ -7,17 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.stats._binomial import Region
 from dpaudit.stats._counts import ErrorCounts, count
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.rootfinding import smallest_error
 from dpaudit.stats.tradeoffs import TradeOff
+
+if TYPE_CHECKING:
+    from dpaudit.stats.inference._classical import Region
 
 # assumptions, which docs/verdicts.md explains
 _FIXED_BEFORE = "was fixed before seeing the data"
@@ -79,10 +81,6 @@ class Inference(Serializable, ABC):
     @abstractmethod
     def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:
         """Return the assumption about the observations; ``is_fixed`` if their threshold was fixed before."""
-
-    def check(self, query: BoundQuery) -> None:
-        """Raise an ``InputError`` for a query that this inference does not support."""
-        del query
 
 
 class CountInference(Inference):

@@ -28,7 +28,7 @@ from scipy import special
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
-from dpaudit.stats._counts import ErrorCounts, StepErrors, StepScores
+from dpaudit.stats._counts import ErrorCounts, StepErrors, StepScores, step_errors
 from dpaudit.stats._observations import Observations
 from dpaudit.stats.inference._base import BoundQuery, Inference, Kind, ThresholdResult
 from dpaudit.stats.inference._stop_loss import AdvantageBets, Schedule, StopLosses, Wealth
@@ -107,9 +107,13 @@ class Betting(Inference):
     def at_threshold(
         self, observations: Observations, threshold: float, query: BoundQuery
     ) -> ThresholdResult:
-        steps = StepScores.of(observations)
-        errors = steps.errors(threshold)
-        far = far_rates(steps, errors, self.far_intervals(query)) if observations.normalized else []
+        intervals = self.far_intervals(query) if observations.normalized else []
+        if observations.with_canary.ndim == 2 and not intervals:
+            errors, far = step_errors(observations, threshold), []  # files stay on disk
+        else:
+            steps = StepScores.of(observations)
+            errors = steps.errors(threshold)
+            far = far_rates(steps, errors, intervals)
         bets = self.place(errors, query, far)
         return ThresholdResult(bets.parameter(), threshold, errors.total(), p_value=bets.p_value)
 

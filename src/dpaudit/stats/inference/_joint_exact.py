@@ -14,10 +14,18 @@ import numpy as np
 from scipy import special
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.stats._binomial import Region, binomial_cdf, plausible_counts, upper_rate, upper_rate_chords
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats.inference._base import BoundQuery, RankInference
-from dpaudit.stats.inference._classical import jeffreys_rank, most_below, probit_variance
+from dpaudit.stats.inference._classical import (
+    Region,
+    binomial_cdf,
+    jeffreys_rank,
+    most_below,
+    plausible_counts,
+    probit_variance,
+    upper_rate,
+    upper_rate_chords,
+)
 from dpaudit.stats.rootfinding import first_true_integer, last_positive
 from dpaudit.stats.tradeoffs import TradeOff
 

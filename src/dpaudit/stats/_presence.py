@@ -1,4 +1,7 @@
-"""The check that independent fair coins decided which canaries were present.
+"""Which canaries were present: the check of the coins that decided it, and the identifiers of canaries.
+
+Scores and presence that come from different places are joined by identifiers: a permuted array does not look
+wrong, but audits as "no leak".
 
 Fair coins cannot be predicted. :class:`CoinCheck` lets simple predictors bet on the coins of every step: on
 the same canaries again, on canaries that are present too often, on exactly half of a step, on repeated steps
@@ -17,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from dpaudit._types import BoolArray, FloatArray, IntArray
+from dpaudit._types import ArrayLike, BoolArray, FloatArray, IdArray, IntArray
 from dpaudit.errors import InputError
 
 FAIR = "the presence of each canary was decided by an independent fair coin"  # listed as an assumption
@@ -33,6 +36,7 @@ _HALF_BITS = 13.0
 # A constant canary with scores far from those of others is enough for a false alarm, by bets on far scores.
 _CONSTANT_BITS = 10.0
 _AT_ONCE = 64  # steps that are hashed together
+_FEW, _LONGEST = 3, 60  # identifiers quoted in one message, and their length
 
 
 class _Predictor(NamedTuple):
@@ -256,3 +260,75 @@ def _hash_weights(start: int, count: int) -> npt.NDArray[np.uint64]:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+def as_ids(name: str, ids: ArrayLike, size: int) -> IdArray:
+    """Return identifiers, integers or strings, as an array of this size."""
+    if isinstance(ids, np.ma.MaskedArray):
+        raise InputError(f"Expected {name} to be a plain array, got a masked array.")
+    words: set[bool] = set()
+    try:
+        array = np.asarray(ids)
+        if not isinstance(ids, np.ndarray) or array.dtype == object:  # numpy turns 1 and "a" into "1" and "a"
+            words = {isinstance(identifier, str) for identifier in np.asarray(ids, dtype=object).flat}
+            array = np.asarray(array.tolist())
+    except ValueError:  # rows of different lengths
+        raise InputError(f"Expected {name} to be a one-dimensional array of integers or strings.") from None
+    if len(words) > 1:
+        raise InputError(f"Expected {name} to be all integers or all strings, got both.")
+    if array.ndim != 1 or array.dtype.kind not in "iuUS":
+        raise InputError(
+            f"Expected {name} to be a one-dimensional array of integers or strings, got shape {array.shape} "
+            f"of type {array.dtype}."
+        )
+    if array.size != size:
+        raise InputError(f"Expected {size:,} identifiers in {name}, one per canary, got {array.size:,}.")
+    return array
+
+
+def joined_presence(
+    present: ArrayLike, ids: IdArray | None, present_ids: ArrayLike | None, *, paired: bool = False
+) -> ArrayLike:
+    """Return ``present`` in the order of ``ids``; missing, unknown and duplicate ones raise."""
+    if ids is not None and not paired:
+        _require_once("ids", ids)
+    if present_ids is None:
+        return present
+    if ids is None or paired:
+        raise InputError("Expected present_ids= only together with ids= and without paired=True.")
+    flags = np.asarray(present)  # checked by the caller
+    names = as_ids("present_ids", present_ids, flags.shape[-1] if flags.ndim else 0)
+    _require_once("present_ids", names)
+    if (names.dtype.kind in "iu") != (ids.dtype.kind in "iu"):
+        raise InputError(f"Expected ids and present_ids of one type, got {ids.dtype} and {names.dtype}.")
+    for missing, text in (
+        (np.setdiff1d(ids, names), "Expected a presence flag for every canary with a score, got none for"),
+        (np.setdiff1d(names, ids), "Expected a score for every canary with a presence flag, got none for"),
+    ):
+        if missing.size:
+            raise InputError(f"{text} {_first(missing)}.")
+    order = np.empty(ids.size, np.int64)
+    order[np.argsort(ids, kind="stable")] = np.argsort(names, kind="stable")
+    return flags[..., order]
+
+
+def _require_once(name: str, ids: IdArray) -> None:
+    values, times = np.unique(ids, return_counts=True)
+    if (times > 1).any():
+        raise InputError(f"Expected each identifier once in {name}, got {_first(values[times > 1])} again.")
+
+
+def _first(ids: IdArray) -> str:
+    """Return the first few identifiers, for an error message."""
+    more = f" and {ids.size - _FEW:,} more" if ids.size > _FEW else ""
+    return ", ".join(repr(identifier)[:_LONGEST] for identifier in ids[:_FEW].tolist()) + more
+
+
+def require_twice(ids: IdArray) -> None:
+    """Require sorted identifiers to come in pairs."""
+    values, times = np.unique(ids, return_counts=True)
+    if (times != 2).any():
+        raise InputError(
+            "Expected each identifier to name two columns with paired=True, one score with and one without "
+            f"the canary, got another number for {_first(values[times != 2])}."
+        )
