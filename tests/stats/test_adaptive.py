@@ -9,6 +9,7 @@ import functools
 
 import numpy as np
 import pytest
+from score_samples import counts
 
 import dpaudit
 from dpaudit.stats.inference import BoundQuery
@@ -22,10 +23,8 @@ def most_refuting(inference: dpaudit.Inference, mu: float, num_steps: int) -> np
     query = BoundQuery(CURVE, 1e-5, 0.05)
 
     def refutes(fp: int, fn: int) -> bool:
-        counts = dpaudit.ErrorCounts(
-            false_positives=fp, num_absent=num_steps, false_negatives=fn, num_present=num_steps
-        )
-        return inference.parameter(counts, query) > mu
+        errors = counts(fp, num_steps, fn, num_steps)
+        return inference.parameter(errors, query) > mu
 
     most, found = num_steps, []
     for fp in range(num_steps + 1):

@@ -9,7 +9,6 @@ import pytest
 from statistical_limits import count_range
 
 import dpaudit
-from dpaudit.stats import ideal_observations
 from dpaudit.stats._audit import default_method
 
 
@@ -139,36 +138,6 @@ def test_the_best_of_several_rules_bets_on_steps_unless_a_rule_counts(rules, inf
         result = dpaudit.audit(observations, claim=STEP, threshold=best)
         assert result.verdict is dpaudit.Verdict.NO_VIOLATION
         assert isinstance(result.bound.inference, dpaudit.Betting)
-
-
-def num_refuted(claim, parameter, size, repetitions=200, **method):
-    found = 0
-    for seed in range(repetitions):
-        observations = ideal_observations(
-            dpaudit.Gaussian(), parameter, size, size, np.random.default_rng(seed)
-        )
-        found += dpaudit.audit(observations, claim=claim, **method).verdict is dpaudit.Verdict.VIOLATION
-    return found
-
-
-@pytest.mark.parametrize(
-    ("size", "method"),
-    [
-        (400, {"inference": dpaudit.ClopperPearson()}),
-        pytest.param(400, {"inference": dpaudit.JointExact()}, marks=pytest.mark.long),
-        ((100, 8), {}),
-        pytest.param(400, {"inference": dpaudit.Betting()}, marks=pytest.mark.long),
-    ],
-    ids=str,
-)
-def test_the_stated_power_is_what_repeated_audits_reach(size, method):
-    claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
-    observations = ideal_observations(dpaudit.Gaussian(), 1.0, size, size, np.random.default_rng(0))
-    power = dpaudit.audit(observations, claim=claim, **method).power
-    found = num_refuted(claim, power.parameter, size, **method)
-    fewest, most = count_range(200, 0.8)
-    assert fewest <= found <= most
-    assert power.noise_factor == pytest.approx(1 / power.parameter)
 
 
 def test_an_epsilon_delta_claim_assumes_no_mechanism():
@@ -362,7 +331,9 @@ def test_a_result_can_be_sent_to_another_process():
         dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=10, delta=1e-5),
     ):
         result = dpaudit.audit(scores(1.0, 100, normalized=True, scores_of="step"), claim=claim)
-        assert pickle.loads(pickle.dumps(result)).bound == result.bound
+        again = pickle.loads(pickle.dumps(result))
+        assert again.bound == result.bound
+        assert again.estimate == result.estimate
 
 
 @pytest.mark.parametrize("scale", [1e77, 1e100, 1e300])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
+from score_samples import bound
 from statistical_limits import most_flagged
 
 import dpaudit
@@ -107,14 +108,8 @@ def test_half_of_each_step_at_random_is_refused_or_seldom_refuted(steps, size, i
         if is_refused(present):
             continue
         observations = dpaudit.Observations.from_presence(scores, present, normalized=True)
-        bound = dpaudit.lower_bound(
-            observations,
-            delta=1e-5,
-            tradeoff=dpaudit.Gaussian(),
-            inference=dpaudit.Betting(),
-            threshold=dpaudit.Fixed(0.5),
-        )
-        flagged += bound.parameter > 0.01
+        refuted = bound(observations, dpaudit.Betting(), dpaudit.Fixed(0.5))
+        flagged += refuted.parameter > 0.01
     assert flagged <= most_flagged(runs, broken=0.25)
 
 

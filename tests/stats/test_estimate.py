@@ -2,7 +2,6 @@
 
 import json
 import math
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
-from statistical_limits import count_range, most_flagged, room
+from statistical_limits import count_range, most_flagged
 
 import dpaudit
 from dpaudit.stats import Estimate, Interval, RocBand
@@ -89,25 +88,6 @@ def test_sums_of_many_steps_are_stored_in_groups(monkeypatch):
     assert groups.deviation == pytest.approx(steps.deviation)
 
 
-def test_a_file_gives_the_noise_of_the_array(tmp_path):
-    rng = np.random.default_rng(0)
-    shape = 300, 1000  # more than one chunk, which ends within a step
-    arrays = {
-        "a": rng.normal(1, 1, shape).astype(np.float32),
-        "b": rng.normal(0, 1, shape).astype(np.float32),
-    }
-    for side, array in arrays.items():
-        np.save(tmp_path / f"{side}.npy", array)
-    mapped = {side: np.load(tmp_path / f"{side}.npy", mmap_mode="r") for side in arrays}
-    found = [
-        dpaudit.audit(
-            dpaudit.Observations(with_canary=one["a"], without_canary=one["b"]), claim=CLAIM
-        ).estimate
-        for one in (mapped, arrays)
-    ]
-    assert found[0] == found[1]
-
-
 class TestIntervals:
     """How often the interval of the noise contains the true noise."""
 
@@ -135,49 +115,27 @@ class TestIntervals:
             assert below + above >= 0.046
             assert max(below, above) <= 0.037
 
-    def test_of_millions_of_scores_is_that_of_a_normal_ratio(self):
-        for ratio in (0.0, 0.39, 3.0, 300.0):
-            size = 2.5e6
-            powers = np.asarray([[2 * size], [0], [2 * size], [0], [1]])
-            interval = ScoreSums(0.0, ratio, 1.0, (size, size), np.zeros(1), powers, False).separation(0.95)
-            error = math.sqrt(2 / size + ratio**2 / (4 * size))
-            assert (interval.low - ratio) / error == pytest.approx(-1.96, abs=2e-3)
-            assert (interval.high - ratio) / error == pytest.approx(1.96, abs=2e-3)
-
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize(("mu", "steps"), [(0.39, 60), (3.0, 12)])
-    def test_covers_whatever_scores_of_a_step_share(self, kind, mu, steps):
-        runs, rng = 200, np.random.default_rng(steps)
-        found = [ScoreSums.of(in_steps(rng, mu, steps, 12, kind)).separation(0.95) for _ in range(runs)]
+    @pytest.mark.parametrize(
+        ("mu", "steps", "canaries"),
+        [
+            (0.39, 60, 12),
+            (3.0, 12, 12),
+            *(pytest.param(mu, 10, 16, marks=pytest.mark.long) for mu in (0.1, 0.39, 1.0, 3.0)),
+            *(pytest.param(mu, 300, 8, marks=pytest.mark.long) for mu in (0.1, 0.39, 1.0, 3.0)),
+        ],
+    )
+    def test_covers_whatever_scores_of_a_step_share(self, kind, mu, steps, canaries, is_long):
+        runs, rng = 2000 if is_long else 200, np.random.default_rng(steps)
+        found = [ScoreSums.of(in_steps(rng, mu, steps, canaries, kind)).separation(0.95) for _ in range(runs)]
         missed = sum(not one.low <= mu <= one.high for one in found)
-        assert missed <= most_flagged(runs, 0.05, broken=0.25, comparisons=8)
+        assert missed <= most_flagged(runs, 0.05, broken=0.1 if is_long else 0.25, comparisons=40)
 
     def test_that_takes_scores_of_a_step_as_independent_would_not_cover(self):
         rng = np.random.default_rng(0)
         sums = [ScoreSums.of(in_steps(rng, 3.0, 60, 12, "one draw")) for _ in range(100)]
         found = [replace(one, is_stepped=False).separation(0.95) for one in sums]
         assert sum(not one.low <= 3.0 <= one.high for one in found) > 30
-
-    @pytest.mark.long
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("mu", [0.1, 0.39, 1.0, 3.0])
-    @pytest.mark.parametrize(("steps", "canaries"), [(10, 16), (50, 64), (300, 8)])
-    def test_covers_in_further_settings(self, kind, mu, steps, canaries):
-        runs, rng = 2000, np.random.default_rng(steps)
-        found = [ScoreSums.of(in_steps(rng, mu, steps, canaries, kind)).separation(0.95) for _ in range(runs)]
-        missed = sum(not one.low <= mu <= one.high for one in found)
-        assert missed <= most_flagged(runs, 0.05, broken=0.1, comparisons=48)
-
-    def test_contains_the_ratio_at_every_confidence(self):
-        rng = np.random.default_rng(1)
-        for kind in KINDS:
-            sums = ScoreSums.of(in_steps(rng, 1.0, 10, 8, kind))
-            widths = []
-            for confidence in (0.5, 0.95, 0.999, 1 - 1e-12):
-                found = sums.separation(confidence)
-                assert found.low <= found.value <= found.high
-                widths.append(found.high - found.low)
-            assert widths == sorted(widths)
 
     @given(scale=st.floats(0.01, 100), shift=st.floats(-100, 100), seed=st.integers(0, 50))
     def test_does_not_depend_on_unit_and_origin_of_the_scores(self, scale, shift, seed):
@@ -313,19 +271,6 @@ class TestBand:
         every = [missed_rates(roc_of(in_steps(rng, mu, 50, 30, kind)), mu)[-12:] for _ in range(runs)]
         assert np.sum(every, axis=0).max() <= most_flagged(runs, 0.05, broken=0.35, comparisons=8 * 12)
 
-    def test_is_narrower_than_a_simultaneous_one(self):
-        found = roc_of(independent(np.random.default_rng(0), 1.0, 50))
-        place = int(np.flatnonzero(found.fpr == 0.3)[0])
-        assert 0.3 < found.high[place] - found.low[place] < 0.5
-
-    def test_of_one_shared_draw_is_that_of_steps_not_of_scores(self):
-        rng = np.random.default_rng(0)
-        stepped = in_steps(rng, 1.0, 100, 50, "one draw")
-        flat = dpaudit.Observations(with_canary=stepped.with_canary, without_canary=stepped.without_canary)
-        shared, alone = roc_of(stepped), roc_of(flat)
-        middle = int(np.flatnonzero(shared.fpr == 0.5)[0])
-        assert shared.high[middle] - shared.low[middle] > 2 * (alone.high[middle] - alone.low[middle])
-
     def test_of_very_many_scores_takes_bins_for_ranks_and_loses_little(self, monkeypatch):
         observations = independent(np.random.default_rng(0), 1.0, 20_000)
         exact = roc_of(observations)
@@ -376,15 +321,6 @@ class TestResult:
         for end, other in (("value", "value"), ("low", "high"), ("high", "low")):
             assert getattr(found.epsilon, end) == pytest.approx(10 / getattr(found.noise_multiplier, other))
             assert getattr(found.noise_ratio, end) == pytest.approx(getattr(found.noise_multiplier, end) / 2)
-
-    def test_is_in_units_of_the_sensitivity_where_the_clip_is_wrong(self):
-        # twice the signal at the claimed noise is half of the effective noise
-        rng = np.random.default_rng(0)
-        observations = dpaudit.Observations(
-            with_canary=rng.normal(2, 1, 5000), without_canary=rng.normal(0, 1, 5000), normalized=True
-        )
-        ratio = dpaudit.audit(observations, claim=CLAIM).estimate.noise_ratio
-        assert ratio.value == pytest.approx(0.5, abs=room(0.5 * math.sqrt(1 / 10_000 + 2 / 5000 / 4)))
 
     @pytest.mark.parametrize("shift", [0.0, -0.2])
     def test_without_a_difference_has_no_upper_end(self, shift):
@@ -485,12 +421,6 @@ class TestResult:
         values = dpaudit.audit(in_steps(np.random.default_rng(0), 1.0, 50, 8), claim=CLAIM).estimate.to_dict()
         with pytest.raises(dpaudit.InputError):
             Estimate.from_dict({**values, key: value})
-
-    def test_survives_pickling(self):
-        result = dpaudit.audit(in_steps(np.random.default_rng(0), 1.0, 50, 8), claim=CLAIM)
-        again = pickle.loads(pickle.dumps(result.estimate))
-        assert again == result.estimate
-        assert again.rates == result.estimate.rates
 
     def test_of_a_result_without_scores_is_empty(self):
         result = dpaudit.audit(in_steps(np.random.default_rng(0), 1.0, 50, 8), claim=CLAIM)

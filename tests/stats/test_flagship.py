@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy import special
+from score_samples import counts
 from statistical_limits import most_flagged, room
 
 import dpaudit
@@ -26,9 +27,7 @@ def binomial_counts(mu, repetitions, seed):
     rng = np.random.default_rng(seed)
     rate = special.ndtr(-mu / 2)
     for fp, fn in rng.binomial(STEPS, rate, (repetitions, 2)):
-        yield dpaudit.ErrorCounts(
-            false_positives=int(fp), num_absent=STEPS, false_negatives=int(fn), num_present=STEPS
-        )
+        yield counts(int(fp), STEPS, int(fn), STEPS)
 
 
 @pytest.mark.parametrize(
@@ -37,27 +36,10 @@ def binomial_counts(mu, repetitions, seed):
 def test_one_score_a_step_recovers_most_of_epsilon_8_and_rarely_exceeds_it(inference, mean):
     query = BoundQuery(dpaudit.Gaussian(), DELTA, 0.05)
     found = [
-        composed(inference.parameter(counts, query)) for counts in binomial_counts(1 / NOISE[8], 200, seed=0)
+        composed(inference.parameter(errors, query)) for errors in binomial_counts(1 / NOISE[8], 200, seed=0)
     ]
     assert np.mean(found) == pytest.approx(mean, abs=0.1 + mean_room(found))  # stated to a tenth
     assert np.sum(np.asarray(found) > 8) <= most_flagged(200, broken=0.15)
-
-
-def test_scores_go_through_the_front_door_to_the_same_numbers():
-    rng = np.random.default_rng(0)
-    noise, found = NOISE[8], []
-    claim = dpaudit.Claim.dpsgd(noise_multiplier=noise, sample_rate=RATE, num_steps=STEPS, delta=DELTA)
-    for _ in range(100):
-        observations = dpaudit.Observations(
-            with_canary=rng.normal(1, noise, STEPS),
-            without_canary=rng.normal(0, noise, STEPS),
-            scores_of="step",
-        )
-        result = dpaudit.audit(
-            observations, claim=claim, inference=dpaudit.ClopperPearson(), threshold=dpaudit.Fixed(0.5)
-        )
-        found.append(result.bound.epsilon)
-    assert np.mean(found) == pytest.approx(5.5, abs=0.1 + mean_room(found))
 
 
 def bets(epsilon, canaries, repetitions, steps=STEPS):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
+from score_samples import counts
 
 import dpaudit
 from dpaudit.stats.inference import BoundQuery
@@ -30,14 +31,8 @@ settings = pytest.mark.parametrize(
 )
 
 
-def _counts(fp: int, num_absent: int, fn: int, num_present: int) -> dpaudit.ErrorCounts:
-    return dpaudit.ErrorCounts(
-        false_positives=fp, num_absent=num_absent, false_negatives=fn, num_present=num_present
-    )
-
-
-def _bound(counts: dpaudit.ErrorCounts, family: dpaudit.TradeOff, error: float = 0.05) -> float:
-    return dpaudit.JointExact().parameter(counts, BoundQuery(family, 1e-5, error))
+def _bound(errors: dpaudit.ErrorCounts, family: dpaudit.TradeOff, error: float = 0.05) -> float:
+    return dpaudit.JointExact().parameter(errors, BoundQuery(family, 1e-5, error))
 
 
 @functools.cache
@@ -45,7 +40,7 @@ def _all_bounds(family: dpaudit.TradeOff, error: float, sizes: tuple[int, int]) 
     absent, present = sizes
     return np.asarray(
         [
-            [_bound(_counts(fp, absent, fn, present), family, error) for fn in range(present + 1)]
+            [_bound(counts(fp, absent, fn, present), family, error) for fn in range(present + 1)]
             for fp in range(absent + 1)
         ]
     )
@@ -86,10 +81,10 @@ def test_the_refuting_region_contains_the_outcomes_whose_bound_exceeds_the_claim
     bounds = _all_bounds(family, error, sizes)
     finite = np.unique(bounds[np.isfinite(bounds) & (bounds > 0.01)])
     between = np.sqrt(finite[1:] * finite[:-1])[np.diff(finite) > 0.01 * finite[1:]]
-    counts = _counts(0, sizes[0], 0, sizes[1])
+    perfect = counts(0, sizes[0], 0, sizes[1])
     for claimed in [finite[0] / 2, *between[:: max(between.size // 4, 1)]]:
         query = BoundQuery(family, 1e-5, error)
-        region = dpaudit.JointExact().refuting_region(float(claimed), counts, (0.0, 1.0), query)
+        region = dpaudit.JointExact().refuting_region(float(claimed), perfect, (0.0, 1.0), query)
         expected = (bounds > claimed).sum(axis=1) - 1
         for fpr, fnr in ((0.1, 0.2), (0.3, 0.05), (0.6, 0.3)):
             chances = stats.binom.pmf(np.arange(sizes[0] + 1), sizes[0], fpr)
@@ -101,7 +96,7 @@ def test_the_refuting_region_contains_the_outcomes_whose_bound_exceeds_the_claim
 def _outcomes(draw, most=3000):
     absent, present = draw(st.integers(1, most)), draw(st.integers(1, most))
     rate = draw(st.sampled_from([0.001, 0.01, 0.1, 0.5]))
-    return _counts(
+    return counts(
         draw(st.integers(0, int(rate * absent))),
         absent,
         draw(st.integers(0, int(rate * present))),
@@ -120,21 +115,21 @@ def test_larger_audits_are_monotone_and_symmetric_too(family, errors, more):
     )
     assume(fp + more <= absent and fn + more <= present)
     bound = _bound(errors, family)
-    assert _bound(_counts(fn, present, fp, absent), family) == bound
-    worse = [_counts(fp + more, absent, fn, present), _counts(fp, absent, fn + more, present)]
-    assert max(_bound(counts, family) for counts in worse) <= bound * (1 + TOLERANCE) + 1e-6
+    assert _bound(counts(fn, present, fp, absent), family) == bound
+    worse = [counts(fp + more, absent, fn, present), counts(fp, absent, fn + more, present)]
+    assert max(_bound(more_errors, family) for more_errors in worse) <= bound * (1 + TOLERANCE) + 1e-6
 
 
 @pytest.mark.parametrize("curve", [dpaudit.Gaussian(), dpaudit.ApproximateDP(1e-3)])
 def test_refuting_counts_of_many_scores_are_interpolated_for_power(curve, monkeypatch):
     size, claimed, actual, rates = 100_000, 1.0, 1.05, np.array([1e-4, 1e-3, 0.05, 0.15])
-    counts, query = np.arange(21_000), BoundQuery(curve, 1e-5, 0.05)
+    numbers, query = np.arange(21_000), BoundQuery(curve, 1e-5, 0.05)
     regions = []
     for is_exact in (False, True):
         if is_exact:  # nothing is interpolated
-            monkeypatch.setattr("dpaudit.stats.inference._joint_exact._ALL_KNOTS", counts.size)
+            monkeypatch.setattr("dpaudit.stats.inference._joint_exact._ALL_KNOTS", numbers.size)
         curve_points = ClaimedCurve(claimed, (size, size), query)
-        regions.append(Region(counts, curve_points.most_refuting(counts, (0.0, 0.2)), (size, size)))
+        regions.append(Region(numbers, curve_points.most_refuting(numbers, (0.0, 0.2)), (size, size)))
     misses = curve.fnr(actual, rates)
     power = np.array(
         [[one.probability(*pair) for pair in zip(rates, misses, strict=True)] for one in regions]

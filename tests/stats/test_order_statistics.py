@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
+from score_samples import counts
 from statistical_limits import covers
 
 import dpaudit
@@ -18,9 +19,7 @@ FAMILIES = [dpaudit.Gaussian(), dpaudit.ApproximateDP(1e-3), dpaudit.Laplace()]
 
 
 def _sizes(absent: int, present: int, rank: int = 0, misses: int = 0) -> dpaudit.ErrorCounts:
-    return dpaudit.ErrorCounts(
-        false_positives=rank, num_absent=absent, false_negatives=misses, num_present=present
-    )
+    return counts(rank, absent, misses, present)
 
 
 def _slow_probability(family, theta, sizes):

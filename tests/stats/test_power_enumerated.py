@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
+from score_samples import bound, counts
 
 import dpaudit
 from dpaudit.stats._power import AuditDesign
@@ -18,11 +19,8 @@ def _most_refuting(false_positives: int, size: int, claimed: float, inference: d
     low, high = -1, size
     while high - low > 1:
         middle = (low + high) // 2
-        counts = dpaudit.ErrorCounts(
-            false_positives=false_positives, num_absent=size, false_negatives=middle, num_present=size
-        )
-        bound = dpaudit.lower_bound(counts, delta=DELTA, tradeoff=dpaudit.Gaussian(), inference=inference)
-        low, high = (middle, high) if bound.parameter > claimed else (low, middle)
+        refuted = bound(counts(false_positives, size, middle, size), inference).parameter
+        low, high = (middle, high) if refuted > claimed else (low, middle)
     return low
 
 

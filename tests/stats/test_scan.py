@@ -6,8 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpaudit
-from dpaudit.stats import ErrorCounts
-from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.inference._classical import upper_rate, upper_rate_chords
 
 DELTA = 1e-3
@@ -97,26 +95,6 @@ def test_the_scan_of_files_is_the_scan_of_their_scores(tmp_path):
     mapped = observed(*(np.load(path, mmap_mode="r") for path in files))
     for rule in (dpaudit.SameData(), dpaudit.Simultaneous()):
         assert bound(mapped, METHODS[0], rule) == bound(observed(*sides), METHODS[0], rule)
-
-
-@given(sides=SIDES, num_thresholds=st.integers(1, 40))
-def test_simultaneous_takes_the_best_of_its_ranks(sides, num_thresholds):
-    present, absent = (np.asarray(side) for side in sides)
-    rule = dpaudit.Simultaneous(num_thresholds)
-    found = bound(observed(present, absent), METHODS[0], rule)
-    ranks = rule.ranks(absent.size)
-    query = BoundQuery(dpaudit.Gaussian(), DELTA, (1 - 0.95) / ranks.size)
-    bounds = []
-    for rank in ranks:
-        threshold = sorted(absent)[absent.size - 1 - rank]
-        counts = ErrorCounts(
-            false_positives=int(rank),
-            num_absent=absent.size,
-            false_negatives=int(sum(score <= threshold for score in present)),
-            num_present=present.size,
-        )
-        bounds.append(dpaudit.ClopperPearson().parameter(counts, query))
-    assert found.parameter == max(bounds)
 
 
 @pytest.mark.parametrize("error", [1e-9, 0.025, 0.25])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from score_samples import counts
 
 import dpaudit
 from dpaudit.errors import InputError
@@ -99,7 +100,7 @@ def bounds() -> list[Bound]:
         with_canary=rng.normal(1, 1, 50), without_canary=rng.normal(0, 1, 50), normalized=True
     )
     guesses = dpaudit.Guesses(num_canaries=100, num_guesses=20, num_correct=18)
-    counts = dpaudit.ErrorCounts(false_positives=3, num_absent=50, false_negatives=2, num_present=50)
+    errors = counts(3, 50, 2, 50)
     method: dict[str, Any] = {
         "delta": 1e-5,
         "tradeoff": dpaudit.Gaussian(),
@@ -107,8 +108,8 @@ def bounds() -> list[Bound]:
     }
     return [
         dpaudit.lower_bound(observations, threshold=dpaudit.Fixed(0.5), **method),
-        dpaudit.lower_bound(counts, **method),
-        dpaudit.lower_bound(counts, delta=0, tradeoff=dpaudit.Gaussian(), inference=dpaudit.JointExact()),
+        dpaudit.lower_bound(errors, **method),
+        dpaudit.lower_bound(errors, delta=0, tradeoff=dpaudit.Gaussian(), inference=dpaudit.JointExact()),
         dpaudit.one_run_bound(guesses, delta=1e-5),
         dpaudit.one_run_fdp_bound(guesses, tradeoff=dpaudit.Gaussian(), delta=1e-5),
     ]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy import special
+from score_samples import bound, gaussian_claim
 from statistical_limits import covers, room, share_room
 
 import dpaudit
@@ -92,21 +93,15 @@ def test_betting_covers_when_the_canaries_of_a_step_are_one_and_the_same():
     """The worst dependence: pooled counts would believe 64 times the observations there are."""
 
     def once(inference):
-        def bound(rng):
+        def copied(rng):
             one = ideal_observations(dpaudit.Gaussian(), 1.0, (60, 1), (60, 1), rng)
             copies = dpaudit.Observations(
                 with_canary=np.repeat(one.with_canary, 64, axis=1),
                 without_canary=np.repeat(one.without_canary, 64, axis=1),
             )
-            return dpaudit.lower_bound(
-                copies,
-                delta=1e-5,
-                tradeoff=dpaudit.Gaussian(),
-                inference=inference,
-                threshold=dpaudit.Fixed(0.5),
-            ).parameter
+            return bound(copies, inference, dpaudit.Fixed(0.5)).parameter
 
-        return bound
+        return copied
 
     assert covers(tally(once(dpaudit.Betting()), 1.0, 300, seed=1))
     assert not covers(tally(once(dpaudit.ClopperPearson()), 1.0, 100, seed=1))
@@ -117,13 +112,7 @@ def test_coins_cover():
         present = rng.random((80, 32)) < 0.5
         scores = rng.normal(size=(80, 32)) + present
         observations = dpaudit.Observations.from_presence(scores, present)
-        return dpaudit.lower_bound(
-            observations,
-            delta=1e-5,
-            tradeoff=dpaudit.Gaussian(),
-            inference=dpaudit.Betting(),
-            threshold=dpaudit.Fixed(0.5),
-        ).parameter
+        return bound(observations, dpaudit.Betting(), dpaudit.Fixed(0.5)).parameter
 
     found = tally(once, 1.0, 300, seed=2)
     assert covers(found)
@@ -136,25 +125,19 @@ def test_betting_may_be_looked_at_after_every_step():
     def ever_refuted(rng):
         observations = ideal_observations(dpaudit.Gaussian(), 1.0, (100, 4), (100, 4), rng)
         bounds = [
-            dpaudit.lower_bound(
+            bound(
                 dpaudit.Observations(
                     with_canary=observations.with_canary[:steps],
                     without_canary=observations.without_canary[:steps],
                 ),
-                delta=1e-5,
-                tradeoff=dpaudit.Gaussian(),
-                inference=dpaudit.Betting(horizon=100),
-                threshold=dpaudit.Fixed(0.5),
+                dpaudit.Betting(horizon=100),
+                dpaudit.Fixed(0.5),
             ).parameter
             for steps in (20, 40, 60, 80, 100)
         ]
         return max(bounds)
 
     assert covers(tally(ever_refuted, 1.0, 100, seed=5))
-
-
-def claim_of(mu):
-    return dpaudit.Claim.gaussian(noise_multiplier=1 / mu, delta=1e-5)
 
 
 def same_distance(rng, present, mu):
@@ -175,7 +158,7 @@ def test_a_run_may_be_stopped_or_continued_because_of_its_live_bound(planned, st
     mu, canaries = 1.0, 2 if paired else 16
 
     def once(rng):
-        recorder = Recorder(claim=claim_of(mu), num_steps=planned, scorer=PerStep(paired=paired))
+        recorder = Recorder(claim=gaussian_claim(mu), num_steps=planned, scorer=PerStep(paired=paired))
         is_bold = False
         for step in range(steps):
             present = np.asarray([[False, True]]) if paired else rng.random((1, canaries)) < 0.5
@@ -201,7 +184,7 @@ def test_audits_may_be_repeated_on_growing_data(is_long):
             dpaudit.Observations.from_presence(scores[:count], present[:count], normalized=True)
             for count in ((10, 20, 30, 40, 50, 60) if is_long else (20, 40, 60))
         )
-        return max(dpaudit.audit(part, claim=claim_of(1.0)).bound.parameter for part in parts)
+        return max(dpaudit.audit(part, claim=gaussian_claim(1.0)).bound.parameter for part in parts)
 
     assert covers(tally(once, 1.0, 400 if is_long else 60, seed=13))
 
@@ -214,7 +197,7 @@ def test_steps_that_are_certain_for_all_canaries_or_for_none_are_covered(mu, nor
         present = rng.random((60, 64)) < 0.5
         scores = same_distance(rng, present, mu)
         observations = dpaudit.Observations.from_presence(scores, present, normalized=normalized)
-        return dpaudit.audit(observations, claim=claim_of(mu)).bound.parameter
+        return dpaudit.audit(observations, claim=gaussian_claim(mu)).bound.parameter
 
     assert covers(tally(once, mu, 400 if is_long else 60, seed=14))
 
@@ -225,7 +208,7 @@ def test_canaries_that_overlap_are_covered(dimensions, is_long):
     mu, canaries = 1.0, 16
 
     def once(rng):
-        recorder = Recorder(claim=claim_of(mu), num_steps=40, scorer=PerStep(coupled=True))
+        recorder = Recorder(claim=gaussian_claim(mu), num_steps=40, scorer=PerStep(coupled=True))
         directions = rng.normal(size=(canaries, dimensions))
         directions /= np.linalg.norm(directions, axis=1, keepdims=True)
         lengths = np.where(rng.random(canaries) < 0.5, 0.5, 1.0)
@@ -249,13 +232,7 @@ def drifting(rng, size=400):
 @pytest.mark.parametrize("rule", [dpaudit.Fixed(0.0), dpaudit.Predictable(), dpaudit.HeldOut(0.3)], ids=repr)
 def test_betting_covers_when_scores_drift(rule):
     def once(rng):
-        return dpaudit.lower_bound(
-            drifting(rng),
-            delta=1e-5,
-            tradeoff=dpaudit.Gaussian(),
-            inference=dpaudit.Betting(),
-            threshold=rule,
-        ).parameter
+        return bound(drifting(rng), dpaudit.Betting(), rule).parameter
 
     assert covers(tally(once, 0.0, 200, seed=9))
 
@@ -267,13 +244,7 @@ def test_betting_on_a_held_out_part_covers_when_later_steps_depend_on_earlier_on
         noise = rng.normal(size=(2, 200))
         shift = np.concatenate([[0.0], np.cumsum(noise[0] - noise[1])[:-1]]) / 4
         observations = dpaudit.Observations(with_canary=noise[0] + shift, without_canary=noise[1] + shift)
-        return dpaudit.lower_bound(
-            observations,
-            delta=1e-5,
-            tradeoff=dpaudit.Gaussian(),
-            inference=dpaudit.Betting(),
-            threshold=dpaudit.HeldOut(0.3),
-        ).parameter
+        return bound(observations, dpaudit.Betting(), dpaudit.HeldOut(0.3)).parameter
 
     assert covers(tally(once, 0.0, 300, seed=10))
 

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
+from score_samples import gaussian_claim
 from statistical_limits import count_range, room, share_room
 
 import dpaudit
 from dpaudit.accounting import SubsampledGaussian
 from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.recording import PerStep, Recorder, WholeRun
-from dpaudit.stats._counts import StepScores
-from dpaudit.stats._planning import _Planner
-from dpaudit.stats._power import AuditDesign, BettingPower, needed_shift
+from dpaudit.stats._power import BettingPower, needed_shift
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.thresholds._chosen import (
     best_bound_rates,
@@ -25,17 +24,12 @@ from dpaudit.stats.thresholds._chosen import (
     least_balanced_error,
     least_error_rates,
     simulated_roc,
-    step_rates,
 )
 from dpaudit.stats.tradeoffs._attack import gaussian_attack, sampled_attack
 
 DELTA = 1e-5
 GAUSSIAN = dpaudit.Gaussian()
 Audit = Callable[[float, np.random.Generator], dpaudit.Result]
-
-
-def gaussian_claim(mu: float) -> dpaudit.Claim:
-    return dpaudit.Claim.gaussian(noise_multiplier=1 / mu, delta=DELTA)
 
 
 def independent(claim: dpaudit.Claim, size: int, mu: Callable[[float], float], **kind: bool) -> Audit:
@@ -128,27 +122,6 @@ def test_a_leak_is_detected_as_often_as_stated(name: str, is_long: bool) -> None
     assert low <= found.count(dpaudit.Verdict.VIOLATION) <= high
 
 
-def test_the_power_of_a_threshold_from_held_out_scores_is_that_of_real_choices() -> None:
-    query = BoundQuery(GAUSSIAN, DELTA, 0.05)
-    design = AuditDesign.sized(
-        num_absent=1000,
-        num_present=1000,
-        num_steps=None,
-        inference=dpaudit.ClopperPearson(),
-        rule=dpaudit.HeldOut(0.1),
-        query=query,
-        normalized=False,
-    )
-    leak, rng = design.smallest_leak(1.0), np.random.default_rng(4)
-    sizes = dpaudit.ErrorCounts.perfect(900, 900)
-    region = dpaudit.ClopperPearson().refuting_region(1.0, sizes, (0.001, 0.999), query)
-    rates = []
-    for _ in range(150):
-        threshold = choose(rng.standard_normal(100), leak + rng.standard_normal(100), query)
-        rates.append(region.probability(special.ndtr(-threshold), special.ndtr(threshold - leak)))
-    assert abs(np.mean(rates) - 0.8) < 0.02 + room(float(np.std(rates)) / np.sqrt(150))
-
-
 @pytest.mark.parametrize("sizes", [(4, 4), (100, 60), (3000, 3000)], ids=str)
 def test_simulated_thresholds_lie_where_real_ones_do(sizes: tuple[int, int]) -> None:
     query, rng, runs = BoundQuery(GAUSSIAN, DELTA, 0.05), np.random.default_rng(5), 60
@@ -164,15 +137,6 @@ def test_simulated_thresholds_lie_where_real_ones_do(sizes: tuple[int, int]) -> 
         values = np.asarray(real)[:, column]
         error = float(np.hypot(values.std() / np.sqrt(runs), (rates[0] + rates[1]).std() / 8))
         assert float((rates[0] + rates[1]).mean()) == pytest.approx(values.mean(), abs=0.004 + room(error))
-
-
-def test_predictable_thresholds_lose_most_in_the_first_steps() -> None:
-    fpr, fnr = step_rates(gaussian_attack(1.0), (4, 4), 300)
-    errors = fpr + fnr
-    assert errors.size == 300
-    assert (np.diff(errors) < 0.01).all()
-    assert 2 * special.ndtr(-0.5) <= errors[-1] < errors[0] - 0.02
-    assert errors[-1] < 2 * special.ndtr(-0.5) + 0.01
 
 
 def test_false_negatives_at_ranks_are_those_of_sorted_scores() -> None:
@@ -240,39 +204,6 @@ def test_the_needed_shift_reaches_the_probability(
 ) -> None:
     shift = needed_shift(margins, spread, probability)
     assert special.ndtr((margins + shift) / spread).mean() == pytest.approx(probability, abs=1e-4)
-
-
-@pytest.mark.parametrize(("num_steps", "num_canaries"), [(60, 16), (300, 2)])
-def test_simulated_bounds_are_those_of_real_bets(num_steps: int, num_canaries: int) -> None:
-    """The mean distance of a bound from the mean of its run, in standard deviations of that mean."""
-    mu, size = 1.3, num_steps * num_canaries // 2
-    planner = _Planner.of(gaussian_claim(1.0), dpaudit.Betting(expected=1.0), 0.95, None)
-    design = AuditDesign.sized(
-        num_absent=size,
-        num_present=size,
-        num_steps=num_steps,
-        inference=dpaudit.Betting(expected=1.0),
-        rule=dpaudit.Fixed(0.5),
-        query=planner.query,
-        by_coin=True,
-    )
-    margins, spread = BettingPower(design, 1.0)._margins(mu)
-    true, allowed = (1 - 2 * GAUSSIAN.balanced_error(one) for one in (mu, 1.0))
-    simulated = (true - allowed - margins) / spread
-    rng, real = np.random.default_rng(8), []
-    for _ in range(40):
-        present = rng.random((num_steps, num_canaries)) < 0.5
-        scores = present + rng.standard_normal(present.shape) / mu
-        observations = dpaudit.Observations.from_presence(scores, present, normalized=True)
-        errors = StepScores.of(observations).errors(0.5)
-        bets = design.inference.start(
-            num_canaries, BoundQuery(GAUSSIAN, DELTA, 0.045), by_coin=True, with_tails=False
-        )
-        bets.extend(1 - 2 * errors.balanced())
-        bound = 1 - 2 * GAUSSIAN.balanced_error(bets.parameter())
-        real.append((1 - 2 * errors.balanced().mean() - bound) / spread)
-    error = float(np.hypot(np.std(real) / np.sqrt(40), simulated.std() / np.sqrt(simulated.size)))
-    assert simulated.mean() == pytest.approx(np.mean(real), abs=0.15 + room(error))
 
 
 def test_several_rules_detect_more_than_each_and_less_than_independent_ones() -> None:

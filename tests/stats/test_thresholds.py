@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from score_samples import bound, gaussian_scores
 
 import dpaudit
 from dpaudit.stats._counts import StepScores, count
@@ -13,24 +14,9 @@ from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.thresholds._chosen import _from_earlier_steps
 
 
-def gaussian_scores(mu, size, seed=0):
-    rng = np.random.default_rng(seed)
-    return dpaudit.Observations(with_canary=rng.normal(mu, 1, size), without_canary=rng.normal(0, 1, size))
-
-
-def bound(observations, rule, inference=None, tradeoff=None, **more):
-    return dpaudit.lower_bound(
-        observations,
-        delta=more.get("delta", 1e-5),
-        tradeoff=tradeoff or dpaudit.Gaussian(),
-        inference=inference or dpaudit.ClopperPearson(),
-        threshold=rule,
-    )
-
-
 def test_fixed_counts_at_its_threshold():
     observations = gaussian_scores(2.0, 300)
-    found = bound(observations, dpaudit.Fixed(1.0))
+    found = bound(observations, rule=dpaudit.Fixed(1.0))
     assert found.threshold == 1.0
     assert found.counts == count(observations, 1.0)
 
@@ -42,7 +28,7 @@ def test_the_design_of_an_audit_has_as_many_scores_as_its_rule_counts(rule, num_
     observations = dpaudit.Observations(
         with_canary=rng.normal(1, 1, num_present), without_canary=rng.normal(0, 1, num_absent)
     )
-    counts = bound(observations, rule).counts
+    counts = bound(observations, rule=rule).counts
     query = BoundQuery(dpaudit.Gaussian(), 1e-5, 0.05)
     design = AuditDesign.of(observations, dpaudit.ClopperPearson(), rule, query)
     assert (design.num_absent, design.num_present) == (counts.num_absent, counts.num_present)
@@ -61,7 +47,7 @@ def test_optimal_solves_the_papers_equation():
 
 def test_optimal_refuses_delta_zero():
     with pytest.raises(dpaudit.InputError, match="Expected delta > 0"):
-        bound(gaussian_scores(1.0, 10), dpaudit.Optimal(1.0), delta=0.0)
+        bound(gaussian_scores(1.0, 10), rule=dpaudit.Optimal(1.0), delta=0.0)
 
 
 @pytest.mark.parametrize("the_first", [True, False])
@@ -77,13 +63,13 @@ def test_held_out_counts_only_what_it_did_not_choose_on(shape, the_first):
         if the_first:
             assert np.array_equal(part, whole[: part.size])
     if not the_first:
-        found = bound(observations, rule)
+        found = bound(observations, rule=rule)
         assert found.counts == count(rest, found.threshold)
 
 
 def test_held_out_bets_on_the_steps_after_those_it_chose_on():
     observations = gaussian_scores(1.0, (40, 8))
-    found = bound(observations, dpaudit.HeldOut(0.25), dpaudit.Betting())
+    found = bound(observations, dpaudit.Betting(), dpaudit.HeldOut(0.25))
     assert found.counts.num_absent == 30 * 8
 
 
@@ -106,21 +92,21 @@ def test_held_out_copes_with_steps_in_which_every_coin_fell_alike(seed):
     absent, held, rest = dpaudit.HeldOut(0.1, seed).split(observations)
     sizes = [absent.size, held.size, rest.without_canary.size, rest.with_canary.size]
     assert sum(sizes) == 16
-    found = bound(observations, dpaudit.HeldOut(0.1, seed))
+    found = bound(observations, rule=dpaudit.HeldOut(0.1, seed))
     assert [found.counts.num_absent, found.counts.num_present] == sizes[2:]
     assert np.isfinite(found.threshold)
 
 
 def test_held_out_is_repeatable_and_its_seed_matters():
     observations = gaussian_scores(1.0, 500)
-    first, again, other = (bound(observations, dpaudit.HeldOut(0.2, seed)) for seed in (1, 1, 2))
+    first, again, other = (bound(observations, rule=dpaudit.HeldOut(0.2, seed)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 def test_held_out_needs_two_scores():
     with pytest.raises(dpaudit.InputError, match="at least 2"):
-        bound(dpaudit.Observations(with_canary=[1.0], without_canary=[0.0]), dpaudit.HeldOut())
+        bound(dpaudit.Observations(with_canary=[1.0], without_canary=[0.0]), rule=dpaudit.HeldOut())
 
 
 @pytest.mark.parametrize("size", [1, 5, 32, 33, 100, 2500])
@@ -145,7 +131,7 @@ def test_simultaneous_is_the_best_of_its_ranks_at_a_share_of_the_error(size):
         )
         for k in ranks
     )
-    assert bound(observations, rule).parameter == pytest.approx(slow, rel=1e-12)
+    assert bound(observations, rule=rule).parameter == pytest.approx(slow, rel=1e-12)
 
 
 def test_simultaneous_ranks_reach_both_ends():
@@ -157,7 +143,7 @@ def test_simultaneous_ranks_reach_both_ends():
 def test_scores_of_one_side_after_the_first_step_get_a_sentence():
     observations = dpaudit.Observations.from_presence([[1.0], [2.0]], [[False], [True]])
     with pytest.raises(dpaudit.InputError, match="with and without the canary after the first step"):
-        bound(observations, dpaudit.Predictable(), dpaudit.Betting())
+        bound(observations, dpaudit.Betting(), dpaudit.Predictable())
 
 
 def from_earlier_steps(present, absent):
@@ -185,7 +171,7 @@ def test_predictable_finds_the_midpoint_of_raw_scores():
     raw = dpaudit.Observations(
         with_canary=rng.normal(-40, 3, (400, 32)), without_canary=rng.normal(-46, 3, (400, 32))
     )
-    found = bound(raw, dpaudit.Predictable(), dpaudit.Betting())
+    found = bound(raw, dpaudit.Betting(), dpaudit.Predictable())
     assert found.threshold == pytest.approx(-43, abs=0.5)
     assert 1.8 < found.parameter <= 2.0
 
@@ -201,7 +187,7 @@ def test_predictable_finds_the_midpoint_of_raw_scores():
 )
 def test_pairs_without_meaning_are_refused_with_a_sentence(rule, inference):
     with pytest.raises(dpaudit.InputError, match="Expected inference of type"):
-        bound(gaussian_scores(1.0, 20), rule, inference)
+        bound(gaussian_scores(1.0, 20), inference, rule)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +209,8 @@ def test_impossible_settings_are_refused(make):
 
 @pytest.mark.parametrize("inference", [dpaudit.ClopperPearson(), dpaudit.Posterior(), dpaudit.JointExact()])
 def test_same_data_says_that_it_is_a_heuristic(inference):
-    found = bound(gaussian_scores(1.0, 200), dpaudit.SameData(), inference)
+    found = bound(gaussian_scores(1.0, 200), inference, dpaudit.SameData())
     assert found.kind == "heuristic"
     assert "not a confidence bound" in found.statement
     assert "heuristic" in str(found.to_dict()["kind"])
-    assert found.parameter >= bound(gaussian_scores(1.0, 200), dpaudit.Fixed(0.5), inference).parameter * 0.98
+    assert found.parameter >= bound(gaussian_scores(1.0, 200), inference, dpaudit.Fixed(0.5)).parameter * 0.98
