@@ -45,7 +45,6 @@ from dpaudit.stats.thresholds import (
     HeldOut,
     Optimal,
     Predictable,
-    SameData,
     Simultaneous,
     Tails,
     ThresholdRule,
@@ -54,7 +53,6 @@ from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
 # assumptions, which docs/verdicts.md explains
 _GIVEN_COUNTS = "the threshold for the counts was chosen before seeing the data"
-_SAME_DATA = "the error rate is unknown: the threshold was chosen on the counted data"
 _ONLY_SCORES = "where the scores come from is not tested: neither the noise nor the sampling nor the code"
 _MOST_GUESSES = 100_000  # the bound on them takes a minute
 
@@ -259,8 +257,7 @@ def _evaluated(
         query.tradeoff.assumption(query.delta),
         inference.assumption(observations, is_fixed=is_fixed),
         design,
-        _GIVEN_COUNTS if threshold is None else None,
-        _SAME_DATA if isinstance(threshold, SameData) else None,
+        _GIVEN_COUNTS if threshold is None else threshold.assumption,
     ]
     rule = finding.rule if isinstance(finding.rule, ThresholdRule) else threshold
     bound = Bound(

@@ -240,7 +240,8 @@ def number(values: Mapping[str, Any], name: str, *, low: float = 0.0, high: floa
     value = values.get(name)
     if value == "inf" and high == math.inf:
         return math.inf
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= min(high, LARGEST):
+    most = min(high, LARGEST)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= most:
         shown = "nothing" if value is None else quoted(value)
         raise InputError(f"Expected {name} to be a number in [{low:g}, {high:g}], got {shown}.")
     return float(value)

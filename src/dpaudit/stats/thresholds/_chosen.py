@@ -216,6 +216,9 @@ class SameData(ThresholdRule):
     """
 
     valid: ClassVar[bool] = False
+    assumption: ClassVar[str | None] = (
+        "the error rate is unknown: the threshold was chosen on the counted data"
+    )
 
     label = "same data"
 

@@ -28,6 +28,8 @@ class ThresholdRule(Serializable, ABC):
 
     # Whether a bound under this rule has a known error rate.
     valid: ClassVar[bool] = True
+    # What a bound under this rule assumes beyond the inference.
+    assumption: ClassVar[str | None] = None
 
     @abstractmethod
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
