@@ -443,9 +443,7 @@ def test_a_figure_that_cannot_be_completed_ends_all_of_them(
     folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del folder
-    monkeypatch.setattr(
-        "dpaudit.cli._reproduce_command.ReproduceOptions.reproduce", raiser(IncompleteError("No disk."))
-    )
+    monkeypatch.setattr("dpaudit.cli._reproduce_command._measure", raiser(IncompleteError("No disk.")))
     result = run("reproduce", "all", "--scale", "tiny", "--json")
     assert result.exit_code == 4
     values = json.loads(result.stdout)

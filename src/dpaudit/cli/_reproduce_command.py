@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from dpaudit.cli._console import ProgressDisplay, output, print_json, print_labelled, print_table, slim_table
 from dpaudit.cli._exit_status import printable, with_partial_json
@@ -16,7 +16,7 @@ from dpaudit.cli._options import Json
 from dpaudit.errors import DpauditError, IncompleteError, InputError
 
 if TYPE_CHECKING:  # imported when the command is called, so that the others start faster
-    from dpaudit.experiments.reproduction import Data, Figure, Reproduced, Scale
+    from dpaudit.experiments.reproduction import Figure, Reproduced, Scale
     from dpaudit.experiments.trials import Processes
 
 
@@ -29,22 +29,14 @@ def print_reproduced(console: Console, reproduced: Reproduced, files: Sequence[P
     for table in reproduced.tables:
         console.print()
         console.print(table.title, soft_wrap=True)
-        grid = slim_table()
-        for index, name in enumerate(table.header):
-            is_text = index == 0 or name in ("method", "lines", "canary", "kind")
-            grid.add_column(name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold")
-        for row in table.rows:
-            grid.add_row(*row)
-        print_table(console, grid)
+        print_table(console, _grid(table.header, table.rows))
     unsound = [
         f"{method}, {rule} ({kind})"
         for (method, rule), kind in reproduced.kinds.items()
         if kind != "confidence"
     ]
-    if unsound:
-        console.print()
-        console.print(f"Not confidence bounds: {'; '.join(unsound)}.")
-    for remark in reproduced.remarks:
+    remarks = [f"Not confidence bounds: {'; '.join(unsound)}."] if unsound else []
+    for remark in (*remarks, *reproduced.remarks):
         console.print()
         console.print(remark)
     console.print()
@@ -52,71 +44,60 @@ def print_reproduced(console: Console, reproduced: Reproduced, files: Sequence[P
         console.print(printable(f"Written: {path}"), soft_wrap=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReproduceOptions:
-    """The options of ``dpaudit reproduce`` that apply to every figure."""
+def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    grid = slim_table()
+    for index, name in enumerate(header):
+        is_text = index == 0 or name in ("method", "lines", "canary", "kind")
+        grid.add_column(name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
 
-    scale: Scale
-    output: Path
-    data: Data
-    seed: int
-    device: str
-    num_workers: int | None
-    """None: one per core where this is faster, otherwise one."""
 
-    def reproduce(self, figure: Figure) -> tuple[Reproduced, list[Path]]:
-        """Measure a figure and write its files."""
-        from dpaudit.experiments import reproduction  # noqa: PLC0415
-        from dpaudit.report.reproduction import require_plotting, write_reproduced  # noqa: PLC0415
+def _measure(figure: Figure, folder: Path, **options: Any) -> tuple[Reproduced, list[Path]]:
+    """Measure a figure and write its files."""
+    from dpaudit.experiments import reproduction  # noqa: PLC0415
+    from dpaudit.report.reproduction import require_plotting, write_reproduced  # noqa: PLC0415
 
-        require_plotting()  # fail before the work, not after it
-        with ProgressDisplay() as display:
+    require_plotting()  # fail before the work, not after it
+    with ProgressDisplay() as display:
 
-            def progress_text() -> str:
-                return f" after {display.num_done} of {display.num_all} cells of {figure.name}"
+        def progress_text() -> str:
+            return f" after {display.num_done} of {display.num_all} cells of {figure.name}"
 
-            with display.resumable(progress_text):
-                reproduced = reproduction.reproduce(
-                    figure,
-                    output=self.output,
-                    scale=self.scale,
-                    data=self.data,
-                    seed=self.seed,
-                    device=self.device,
-                    pool=self._pool(),
-                    watch=display.part,
-                    within=display.within,
-                )
-        return reproduced, write_reproduced(reproduced, self.output)
-
-    def reproduce_each(self, figures: tuple[Figure, ...]) -> Iterator[tuple[Reproduced, list[Path]]]:
-        """Reproduce figures one after another; figures that fail are reported and skipped."""
-        failed = []
-        for figure in figures:
-            typer.echo(f"{figure.name}: {figure.title}", err=True)
-            try:
-                yield self.reproduce(figure)
-            except IncompleteError:  # the next figure would meet the same disk or cluster
-                raise
-            except DpauditError as error:
-                typer.echo(f"{figure.name}: {error}", err=True)
-                failed.append(figure.name)
-        if failed:
-            raise InputError(
-                f"Expected {len(figures)} figures, but {len(failed)} failed: {', '.join(failed)}."
+        with display.resumable(progress_text):
+            reproduced = reproduction.reproduce(
+                figure, output=folder, watch=display.part, within=display.within, **options
             )
-
-    def _pool(self) -> Processes | None:
-        """Return a pool of the requested size, or the default pool for long work on a CPU."""
-        from dpaudit.experiments.reproduction import Scale  # noqa: PLC0415
-        from dpaudit.experiments.trials import Processes  # noqa: PLC0415
-
-        if self.num_workers is not None:
-            return Processes(num_workers=self.num_workers) if self.num_workers > 1 else None
-        return Processes() if self.device == "cpu" and self.scale is not Scale.TINY else None
+    return reproduced, write_reproduced(reproduced, folder)
 
 
-_ALL = "all"
+def _measure_each(
+    figures: tuple[Figure, ...], folder: Path, **options: Any
+) -> Iterator[tuple[Reproduced, list[Path]]]:
+    """Measure figures one after another; figures that fail are reported and skipped."""
+    failed = []
+    for figure in figures:
+        typer.echo(f"{figure.name}: {figure.title}", err=True)
+        try:
+            yield _measure(figure, folder, **options)
+        except IncompleteError:  # the next figure would meet the same disk or cluster
+            raise
+        except DpauditError as error:
+            typer.echo(f"{figure.name}: {error}", err=True)
+            failed.append(figure.name)
+    if failed:
+        raise InputError(f"Expected {len(figures)} figures, but {len(failed)} failed: {', '.join(failed)}.")
+
+
+def _pool(num_workers: int | None, device: str, scale: Scale) -> Processes | None:
+    """Return a pool of the requested size, or the default pool for long work on a CPU."""
+    from dpaudit.experiments.trials import Processes  # noqa: PLC0415
+
+    if num_workers is not None:
+        return Processes(num_workers=num_workers) if num_workers > 1 else None
+    return Processes() if device == "cpu" and scale != "tiny" else None
+
 
 _Name = Annotated[
     str | None,
@@ -196,31 +177,33 @@ def reproduce(
         raise InputError("Expected the name of a figure; list all with: dpaudit reproduce --list")
     if embedded and data_dir is not None:
         raise InputError(f"Expected --data-dir or --embedded, got both: --embedded ignores {data_dir}.")
-    figures = reproduction.FIGURES if name == _ALL else (reproduction.figure_named(name),)
-    size = _scale(scale)
-    options = ReproduceOptions(
-        scale=size,
-        output=folder or Path("dpaudit-reproduction", size),
-        data=reproduction.Data(data_dir, embedded),
-        seed=seed,
-        device=device,
-        num_workers=num_workers,
-    )
-    if name == _ALL:
-        _reproduce_all(options, figures, as_json=as_json)
+    if scale not in list(reproduction.Scale):
+        names = ", ".join(reproduction.Scale)
+        raise InputError(f"Expected --scale to be one of {names}, got {scale!r}.")
+    size = reproduction.Scale(scale)
+    folder = folder or Path("dpaudit-reproduction", size)
+    options = {
+        "scale": size,
+        "data": reproduction.Data(data_dir, embedded),
+        "seed": seed,
+        "device": device,
+        "pool": _pool(num_workers, device, size),
+    }
+    if name == "all":
+        _reproduce_all(_measure_each(reproduction.FIGURES, folder, **options), as_json=as_json)
         return
-    reproduced, files = options.reproduce(*figures)
+    reproduced, files = _measure(reproduction.figure_named(name), folder, **options)
     if as_json:
         print_json(_plain(reproduced, files))
     else:
         print_reproduced(output(), reproduced, files)
 
 
-def _reproduce_all(options: ReproduceOptions, figures: tuple[Figure, ...], *, as_json: bool) -> None:
+def _reproduce_all(measured: Iterator[tuple[Reproduced, list[Path]]], *, as_json: bool) -> None:
     entries: list[dict[str, Any]] = []
     values = {"figures": entries}
     with with_partial_json(values):
-        for reproduced, files in options.reproduce_each(figures):
+        for reproduced, files in measured:
             entries.append(_plain(reproduced, files))
             if not as_json:
                 print_reproduced(output(), reproduced, files)
@@ -230,14 +213,6 @@ def _reproduce_all(options: ReproduceOptions, figures: tuple[Figure, ...], *, as
 
 def _plain(reproduced: Reproduced, files: list[Path]) -> dict[str, Any]:
     return {**reproduced.to_dict(), "files": [str(path) for path in files]}
-
-
-def _scale(name: str) -> Scale:
-    from dpaudit.experiments.reproduction import Scale  # noqa: PLC0415
-
-    if name not in list(Scale):
-        raise InputError(f"Expected --scale to be one of {', '.join(Scale)}, got {name!r}.")
-    return Scale(name)
 
 
 def _print_names(figures: tuple[Figure, ...], *, as_json: bool) -> None:
