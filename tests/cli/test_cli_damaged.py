@@ -190,14 +190,6 @@ def test_a_packed_array_that_is_too_large_is_not_unpacked(
     assert ".npy files may have any size" in refused("scores", path)
 
 
-def test_a_parquet_file_of_too_many_rows_is_not_unpacked(
-    files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dpaudit._io.LARGEST_ARRAY", 1_000)
-    path = files.parquet("t.parquet", score=np.zeros(2_000), present=np.zeros(2_000, dtype=bool))
-    assert "at most 1,000 bytes" in refused("scores", path)
-
-
 FLIPS = """
 import sys
 from pathlib import Path

@@ -41,23 +41,9 @@ def test_the_demo_tells_the_trainings_apart(run: Any, tmp_path: Path) -> None:
         assert one["bound"]["statement"] in report
         assert one["bound"]["statement"] in " ".join(result.stdout.split())
     page = (folder / "report.html").read_text()
-    assert page.count('<svg class="plot"') == 13  # six of each run, and both over each other
+    assert page.count('<svg class="plot"') == 11  # five of each run, and both over each other
     names = ["correct", "report.html", "report.md", "result.json", "too-little-noise"]
     assert sorted(path.name for path in folder.iterdir()) == names
-
-
-@pytest.mark.long
-def test_a_demo_that_cannot_tell_says_so(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = ("seed=1", "audit.methods=[]", "training.num_steps=3", "audit.num_canaries=4")
-    monkeypatch.setattr("dpaudit.cli._demo_command._CHANGES", short)
-    result = run("demo", "--output", tmp_path, "--json")
-    assert result.exit_code == 1
-    values = json.loads(result.stdout)
-    assert values["as_expected"] is False
-    assert values == json.loads((tmp_path / "result.json").read_text())
-    report = (tmp_path / "report.md").read_text()
-    assert "Unexpected verdict: " in report
-    assert "Unexpected verdict: correct run." in report  # tests of the noise see its twin in three steps
 
 
 def test_a_demo_does_not_replace_a_run(run: Any, tmp_path: Path) -> None:
@@ -131,19 +117,3 @@ def test_without_torch_the_demo_says_how_to_install_it(
 def test_a_folder_that_cannot_be_made_is_named(refused: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert refused("demo", "--output", tmp_path / "file") == f"Cannot write {tmp_path / 'file'}: File exists."
-
-
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpaudit._io import write_text  # noqa: PLC0415
-    from dpaudit.errors import IncompleteError  # noqa: PLC0415
-
-    path = tmp_path / "report.md"
-    write_text(path, "old")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(IncompleteError, match=r"Cannot write .*report.md: No space left on device\."):
-        write_text(path, "new")
-    assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]

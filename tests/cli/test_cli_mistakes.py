@@ -170,13 +170,6 @@ def test_an_option_that_cannot_be_used_is_named(mistake: str, files: Any, refuse
     assert expected in refused("scores", *files.sides(), *words, "--json")
 
 
-def test_a_word_for_a_number_is_a_usage_error(files: Any, run: Any) -> None:
-    result = run("scores", *files.sides(), "--confidence", "high")
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert "--confidence" in result.stderr
-
-
 def test_an_unreadable_file_is_named(files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     table = files.text("t.csv", "1,1", "2,0")
 
@@ -189,13 +182,3 @@ def test_an_unreadable_file_is_named(files: Any, refused: Any, monkeypatch: pyte
 
     monkeypatch.setattr(os, "open", forbid)
     assert refused("scores", table) == f"Cannot read {table}: Permission denied."
-
-
-def test_too_little_memory_is_a_sentence(files: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def give_up(*_: object, **__: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("dpaudit.cli._scores_command.examine", give_up)
-    result = run("scores", *files.sides())
-    assert result.exit_code == 4
-    assert "could not be completed: there is not enough memory; " in result.stderr

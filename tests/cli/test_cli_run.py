@@ -19,7 +19,6 @@ import pytest
 from digits_config import digits_config
 
 MODES = {"one-run": 32, "paper": 1, "end-to-end": 32}
-SCRIPT = Path(sys.executable).parent / "dpaudit"
 MODULE = [sys.executable, "-m", "dpaudit"]
 PREPARED = (
     "MALLOC_MMAP_MAX_",
@@ -58,11 +57,6 @@ def started(command: Sequence[object], *words: object) -> Iterator[subprocess.Po
             yield process
         finally:
             process.kill()
-
-
-def finished(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [*MODULE, "run", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=bare(), check=False, timeout=300)
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -109,26 +103,6 @@ def test_a_run_that_was_killed_has_each_observation_once_when_it_goes_on(
     found = [json.loads(done.stdout) | clock for done in (resumed, straight)]
     assert found[0] == found[1]
     assert resumed.exit_code == straight.exit_code == 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_an_interrupted_run_keeps_its_last_step(number: signal.Signals, config: Path, tmp_path: Path) -> None:
-    changes = ["--set", "checkpoint_seconds=999", "--set", "training.num_steps=5000"]
-    with started([SCRIPT], config, *changes) as process:
-        assert process.stderr is not None
-        lines = iter(process.stderr.readline, "")
-        assert any(line.startswith("step 500 of") for line in lines)
-        process.send_signal(number)
-        said = process.stderr.read()
-        assert process.wait() == 128 + number
-    saved = steps_saved(tmp_path / "run")
-    assert 500 <= saved < 5000
-    assert said.endswith(
-        f"dpaudit: Interrupted by {number.name} at step {saved:,}; finished work is kept in "
-        f"{tmp_path / 'run'}: run the same command again to resume.\n"
-    )
-    assert "Traceback" not in said
 
 
 # stands in for the commands: tells what is set when they are loaded, and where glibc puts a large block
@@ -207,20 +181,6 @@ def test_the_allocator_of_this_process_gets_the_settings_of_its_children(
     # as malloc.h defines them: M_MMAP_MAX, M_TRIM_THRESHOLD (an int, so -1 for no limit) and M_TOP_PAD
     assert settings == {-4: 0, -1: -1, -2: 2**26}
     assert [variables[name] for name in PREPARED[:3]] == ["0", str(2**34), str(2**26)]
-
-
-@pytest.mark.long
-def test_a_second_process_in_the_same_directory_is_refused(config: Path, tmp_path: Path) -> None:
-    endless = ["--set", "training.num_steps=5000"]
-    with started(MODULE, config, *endless) as process:
-        wait_for(tmp_path / "run" / "checkpoint.pt", process)
-        second = finished(config, *endless)
-    assert second.returncode == 2
-    assert second.stdout == ""
-    assert (
-        f"Expected {tmp_path / 'run'} to be used by this run only, but another process is running in it."
-        in second.stderr
-    )
 
 
 SHORT = ["--set", "training.num_steps=40", "--set", "audit.num_canaries=64", "--set", "checkpoint_seconds=99"]

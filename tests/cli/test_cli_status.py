@@ -75,6 +75,13 @@ def raiser(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
+def status_of_main(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
+    monkeypatch.setattr(sys, "argv", ["dpaudit", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current directory with what the commands need."""
@@ -83,6 +90,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("scores.npz", with_canary=np.arange(9.0), without_canary=np.arange(9.0))
     Path("checked.py").write_text(CHECKED)
     return tmp_path
+
+
+@pytest.fixture
+def in_examine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Let the analysis of scores fail."""
+    del folder
+    return lambda error: monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(error))
 
 
 def test_every_command_is_listed_here() -> None:
@@ -123,10 +137,9 @@ def test_the_next_attempt_removes_the_traceback(
 
 
 def test_without_a_place_to_write_the_traceback_is_printed(
-    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+    in_examine: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del folder
-    monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(ZeroDivisionError()))
+    in_examine(ZeroDivisionError())
     monkeypatch.setattr("tempfile.mkstemp", raiser(OSError(errno.ENOSPC, "No space left on device")))
     result = run("scores", "scores.npz")
     assert result.exit_code == 4
@@ -137,10 +150,7 @@ def test_what_cannot_be_loaded_is_no_verdict(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "dpaudit.cli._app", None)
-    monkeypatch.setattr(sys, "argv", ["dpaudit", "scores", "scores.npz", "--json"])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 4
+    assert status_of_main(monkeypatch, "scores", "scores.npz", "--json") == 4
     assert "ModuleNotFoundError" in json.loads(capsys.readouterr().out)["error"]
 
 
@@ -156,16 +166,12 @@ def test_what_cannot_be_loaded_is_no_verdict(
     ],
 )
 def test_what_decides_about_the_status_may_fail_itself(
-    place: str, error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, error: BaseException, in_examine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del folder
-    monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(ZeroDivisionError()))
+    in_examine(ZeroDivisionError())
     monkeypatch.setattr(place, raiser(error))
-    monkeypatch.setattr(sys, "argv", ["dpaudit", "scores", "scores.npz"])
     monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 4
+    assert status_of_main(monkeypatch, "scores", "scores.npz") == 4
 
 
 def test_a_closed_standard_output_is_no_verdict(
@@ -173,10 +179,7 @@ def test_a_closed_standard_output_is_no_verdict(
 ) -> None:
     del folder
     monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "argv", ["dpaudit", "scores", "scores.npz"])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 4
+    assert status_of_main(monkeypatch, "scores", "scores.npz") == 4
     assert "could not be completed: Standard output is closed; " in capsys.readouterr().err
 
 
@@ -214,42 +217,28 @@ def test_a_signal_between_the_parts_of_a_command_has_its_own_status(
     assert json.loads(result.stdout)["error"].startswith("Interrupted by SIGTERM; nothing is kept: ")
 
 
-def test_a_fault_of_the_machine_behind_another_exception_is_named(
-    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del folder
-    full = OSError(errno.ENOSPC, "No space left on device", "weights.pt")
-    missing = FileNotFoundError(errno.ENOENT, "No such file or directory", "weights.tmp")
-    for error, reason in (
-        (ValueError("Cannot save."), "weights.pt: No space left on device; "),
-        (missing, "Cannot read or write weights.tmp: No such file or directory; "),
-    ):
-        error.__cause__ = full
-        monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(error))
-        result = run("scores", "scores.npz")
-        assert result.exit_code == 4, result.stderr
-        assert f"could not be completed: {reason}" in result.stderr
+FULL = OSError(errno.ENOSPC, "No space left on device", "weights.pt")
+MISSING = FileNotFoundError(errno.ENOENT, "No such file or directory", "weights.tmp")
 
 
-def test_a_broken_pipe_to_another_process_is_a_fault_of_the_machine(
-    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "cause", "reason"),
+    [
+        (ValueError("Cannot save."), FULL, "weights.pt: No space left on device; "),
+        (MISSING, FULL, "Cannot read or write weights.tmp: No such file or directory; "),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), None, "Cannot read or write a pipe: Broken pipe; "),
+        (PermissionError(errno.EACCES, "Permission denied"), None, "Cannot read or write standard output"),
+    ],
+    ids=["behind another", "behind one about a path", "another process", "no path that was named"],
+)
+def test_a_fault_of_the_machine_is_named(
+    error: Exception, cause: Exception, reason: str, in_examine: Any, run: Any
 ) -> None:
-    del folder
-    error = BrokenPipeError(errno.EPIPE, "Broken pipe")
-    monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(error))
+    error.__cause__ = cause
+    in_examine(error)
     result = run("scores", "scores.npz")
-    assert result.exit_code == 4
-    assert "could not be completed: Cannot read or write a pipe: Broken pipe; " in result.stderr
-
-
-def test_an_error_about_a_path_that_nobody_named_is_no_bad_input(
-    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del folder
-    monkeypatch.setattr(
-        "dpaudit.cli._scores_command.examine", raiser(PermissionError(errno.EACCES, "Permission denied"))
-    )
-    assert run("scores", "scores.npz").exit_code == 4
+    assert result.exit_code == 4, result.stderr
+    assert f"could not be completed: {reason}" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -260,24 +249,20 @@ def test_an_error_about_a_path_that_nobody_named_is_no_bad_input(
     ],
 )
 def test_an_error_of_the_system_is_about_the_path_or_about_the_machine(
-    status: int, names: str, folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+    status: int, names: str, in_examine: Any, run: Any
 ) -> None:
-    del folder
     for name in names.split():
         error = OSError(getattr(errno, name), "for some reason", "some.file")
-        monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(error))
+        in_examine(error)
         result = run("scores", "scores.npz")
         assert result.exit_code == status, name
         assert "Cannot read or write some.file: for some reason" in result.stderr
         assert (machine_fault(error) is not None) == (status == 4), name
 
 
-def test_a_sentence_is_short_whatever_it_quotes(
-    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del folder
+def test_a_sentence_is_short_whatever_it_quotes(in_examine: Any, run: Any) -> None:
     for error in (InputError("\x1b" * 900), ZeroDivisionError("x" * 5000), IncompleteError("x" * 5000)):
-        monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(error))
+        in_examine(error)
         result = run("scores", "scores.npz", "--json")
         assert len(result.stderr) <= len("dpaudit: \n") + 1000
         assert len(json.loads(result.stdout)["error"]) <= 1000
@@ -302,11 +287,8 @@ def test_a_status_does_not_depend_on_whether_the_output_can_be_written(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del folder
-    monkeypatch.setattr(sys, "argv", ["dpaudit", "scores", "missing.csv", "--json"])
     monkeypatch.setattr(sys, "stdout", pipe := broken_pipe())
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 2
+    assert status_of_main(monkeypatch, "scores", "missing.csv", "--json") == 2
     pipe.close()  # as Python does at its end, which changes the status to 120 if it fails
     assert "missing.csv does not exist" in capsys.readouterr().err
 
@@ -318,12 +300,9 @@ def test_a_pipe_whose_reader_has_left_is_neither_a_verdict_nor_a_fault(
     del folder
     monkeypatch.setattr(sys, name, pipe := broken_pipe())
     words = ["scores", "scores.npz"] if name == "stdout" else ["run", "config.toml"]
-    monkeypatch.setattr(sys, "argv", ["dpaudit", *words])
-    with pytest.raises(SystemExit) as caught:
-        main()
+    assert status_of_main(monkeypatch, *words) == 141
     with suppress(BrokenPipeError) if name == "stderr" else nullcontext():
         pipe.close()
-    assert caught.value.code == 141
     assert "".join(capsys.readouterr()) == ""
 
 

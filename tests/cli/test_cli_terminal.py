@@ -178,16 +178,6 @@ def test_an_option_without_its_value_is_told_with_the_help_of_its_command(run: A
     assert run("scores", "--confidence").stderr.endswith(" See: root scores --help\n")
 
 
-def test_torch_without_memory_is_a_sentence(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def give_up(*_: object, **__: object) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
-
-    monkeypatch.setattr("dpaudit.cli._demo_command.make_folder", give_up)
-    result = run("demo")
-    assert result.exit_code == 4
-    assert "could not be completed: there is not enough memory; " in result.stderr
-
-
 def test_a_full_disk_behind_standard_output_is_no_verdict(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -240,20 +230,6 @@ def _in_pipe(words: list[str], folder: Path, **environment: str) -> subprocess.C
     return subprocess.run(
         command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=False
     )
-
-
-def test_help_whose_reader_has_left_ends_quietly(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-m", "dpaudit", "--help"],
-        cwd=tmp_path,
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_every_character_can_be_printed_in_ascii(tmp_path: Path) -> None:

@@ -108,24 +108,15 @@ def test_an_unfinished_run_is_said_to_be_one(folder: Path, run: Any) -> None:
     ]
 
 
-def test_a_checkpoint_that_lost_a_bit_is_refused(folder: Path, run: Any, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(folder / "unfinished", tmp_path / "copy"))
-    content = bytearray((copy / "checkpoint.pt").read_bytes())
-    content[len(content) // 2] ^= 1
-    (copy / "checkpoint.pt").write_bytes(content)
-    result = run("verify", copy)
-    assert result.exit_code == 2
-    assert f"Expected an intact checkpoint in {copy / 'checkpoint.pt'}" in result.stdout
-
-
-@pytest.mark.parametrize("lost", [1, 40, 80, 500])
+@pytest.mark.parametrize("lost", [0, 1, 80, 500])
 def test_a_checkpoint_that_lost_its_end_is_damaged_and_not_old(
     lost: int, folder: Path, run: Any, tmp_path: Path
 ) -> None:
-    """With the last 80 bytes, all of the checksum is lost, and nothing else."""
+    """With the last 80 bytes, just the checksum is lost; without any, a bit is flipped."""
     copy = Path(shutil.copytree(folder / "unfinished", tmp_path / "copy"))
-    content = (copy / "checkpoint.pt").read_bytes()
-    (copy / "checkpoint.pt").write_bytes(content[:-lost])
+    content = bytearray((copy / "checkpoint.pt").read_bytes())
+    content[len(content) // 2] ^= lost == 0
+    (copy / "checkpoint.pt").write_bytes(content[: len(content) - lost])
     result = run("verify", copy)
     assert result.exit_code == 2
     assert f"Expected an intact checkpoint in {copy / 'checkpoint.pt'}, but it is damaged" in result.stdout
@@ -202,37 +193,6 @@ def test_whoever_removes_a_manifest_cannot_change_the_result(folder: Path, run: 
     assert f"{copy}: refused" in run("verify", copy).stdout
     (copy / "config.json").unlink()
     assert "neither a manifest.json nor a config.json" in run("verify", copy).stdout
-
-
-def _as_of_version_1(folder: Path) -> None:
-    """Rewrite the run as one of version 0.1, which had neither seals nor checksums."""
-    for name in ("manifest.json", "provenance.json"):
-        (folder / name).unlink()
-    for name in ("config.json", "result.json"):
-        values = json.loads((folder / name).read_text()) | {"schema_version": 1}
-        later = "checksum", "provenance", "audit"
-        (folder / name).write_text(json.dumps({key: values[key] for key in values if key not in later}))
-    (folder / "versions.json").write_text(json.dumps({"dpaudit": "0.1.0"}))
-
-
-@pytest.mark.parametrize("command", ["verify", "report"])
-def test_a_forged_number_does_not_pass_as_one_of_version_1(
-    command: str, folder: Path, run: Any, tmp_path: Path
-) -> None:
-    copy = Path(shutil.copytree(folder / "finished", tmp_path / "copy"))
-    _as_of_version_1(copy)
-    path = copy / "result.json"
-    values = json.loads(path.read_text())
-    values["bound"] |= {"epsilon": 0.01, "parameter": 0.005}
-    path.write_text(json.dumps(values))
-    result = run(command, copy)
-    assert result.exit_code == 2
-    sentence = {
-        "verify": f"Expected {copy / 'config.json'} to be as the run wrote it, but it has no checksum",
-        "report": f"Expected manifest.json in {copy}, but it is missing",
-    }
-    assert sentence[command] in result.stdout + result.stderr
-    assert "0.01" not in result.stdout
 
 
 def test_all_runs_are_checked_and_json_has_them(folder: Path, run: Any, tmp_path: Path) -> None:

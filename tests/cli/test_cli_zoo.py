@@ -102,27 +102,6 @@ def test_names_are_listed_and_nothing_is_run(run: Any, tmp_path: Path) -> None:
     assert [entry["name"] for entry in listed["entries"]] == ["microbatch"]
 
 
-def test_a_name_that_is_nearly_right_is_told(refused: Any) -> None:
-    sentence = refused("zoo", "--only", "micro-batch")
-    assert sentence.endswith("got 'micro-batch': did you mean 'microbatch'?")
-
-
-def test_a_narrow_page_cuts_no_number_off(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = run("zoo", "--only", "per-layer-clip", "--output", tmp_path)
-    monkeypatch.setenv("COLUMNS", "40")
-    narrow = run("zoo", "--only", "per-layer-clip", "--output", tmp_path)
-    assert "…" not in narrow.stdout
-    assert max(len(line) for line in narrow.stdout.splitlines() if "Written" not in line) <= 40
-    numbers = {word for word in wide.stdout.split() if word.rstrip("*").replace(".", "").isdigit()}
-    assert len(numbers) > 5
-    assert numbers <= set(narrow.stdout.split())
-
-
-def test_one_fault_is_not_called_all(run: Any, tmp_path: Path) -> None:
-    result = run("zoo", "--only", "microbatch", "--output", tmp_path)
-    assert "The fault and its twin are as expected." in result.stdout
-
-
 def test_an_interrupted_zoo_says_what_is_kept(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,11 +116,3 @@ def test_an_interrupted_zoo_says_what_is_kept(
         f"dpaudit: Interrupted by SIGINT after 1 of 2 entries; finished work is kept in {tmp_path}: "
         "run the same command again to resume."
     )
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "null"])
-def test_a_damaged_file_is_told_with_what_to_do(refused: Any, tmp_path: Path, text: str) -> None:
-    (tmp_path / "microbatch.json").write_text(text)
-    sentence = refused("zoo", "--only", "microbatch", "--output", tmp_path)
-    file = tmp_path / "microbatch.json"
-    assert sentence == f"Expected an entry of the zoo in {file}, but it cannot be read; delete it."

@@ -7,26 +7,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from plugin_calls import fixture
 from scipy import stats
 
 import dpaudit
 from dpaudit.diagnostics import NoiseCheck, ObservedStep
 from dpaudit.diagnostics._diagnosis import joint_causes
-from dpaudit.pytest_plugin._fixture import DpAudit, canary_line, noise_line
-from dpaudit.pytest_plugin._suite import SuiteAudits
+from dpaudit.pytest_plugin._fixture import canary_line, noise_line
 from dpaudit.recording import DPSGDParams, PerStep, ReadClaim, Recorder, TrainingInfo, WholeRun
 from dpaudit.recording._joint_verdict import ScoreSummary
 
 READ = DPSGDParams(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
 COUNT = 64
 FACTS = TrainingInfo(canary=dpaudit.Dirac(), max_grad_norm=4.0, batch_size=32)
-
-
-def fixture():
-    session = SuiteAudits(seed=0, budget="full", confidence=0.95)
-    session.count_tests([SimpleNamespace(nodeid="t.py::test", fixturenames=["dp_audit"])])
-    node = SimpleNamespace(nodeid="t.py::test", user_properties=[], warn=lambda warning: None)  # noqa: ARG005
-    return DpAudit(node, session)
 
 
 def properties(audit):

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plugin_calls import counted, fixture
 from statistical_limits import most_flagged
 
 import dpaudit
-from dpaudit.pytest_plugin._fixture import DpAudit
 from dpaudit.pytest_plugin._suite import SuiteAudits
 
 
 def audits(num_tests: int, seed: int = 0) -> SuiteAudits:
-    found = SuiteAudits(seed=seed, budget="quick", confidence=0.95)
-    found.count_tests([SimpleNamespace(nodeid=str(n), fixturenames=["dp_audit"]) for n in range(num_tests)])
-    return found
+    return counted(*map(str, range(num_tests)), seed=seed, budget="quick")
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=20))
@@ -71,9 +69,8 @@ def test_correct_sessions_are_green_as_often_as_they_say() -> None:
 def session_fails(step: object, claim: dpaudit.Claim, seed: int) -> bool:
     session = audits(8, seed)
     for test in range(8):
-        node = SimpleNamespace(nodeid=str(test), user_properties=[], warn=lambda warning: None)  # noqa: ARG005
         try:
-            DpAudit(node, session).step(  # type: ignore[arg-type]
+            fixture(session=session, nodeid=str(test)).step(
                 step, claim=claim, max_grad_norm=1.0, num_parameters=20, num_steps=30, confidence=0.5
             )
         except pytest.fail.Exception:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
+from plugin_calls import fixture
 from statistical_limits import most_flagged
 
 import dpaudit
-from dpaudit.pytest_plugin._fixture import DpAudit
-from dpaudit.pytest_plugin._suite import SuiteAudits
 
 SIZE = 200
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
-
-
-def fixture(seed=0):
-    session = SuiteAudits(seed=seed, budget="full", confidence=0.95)
-    session.count_tests([SimpleNamespace(nodeid="t.py::test", fixturenames=["dp_audit"])])
-    warn = lambda warning: None  # noqa: E731, ARG005
-    return DpAudit(SimpleNamespace(nodeid="t.py::test", user_properties=[], warn=warn), session)
 
 
 def message(step, **options):

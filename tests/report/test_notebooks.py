@@ -74,15 +74,6 @@ def test_showing_a_finished_recorder_does_not_change_its_verdict() -> None:
     assert replace(seen.audit(), times=None).to_dict() == replace(unseen.audit(), times=None).to_dict()
 
 
-def test_a_result_draws_its_curves_and_its_region() -> None:
-    matplotlib = pytest.importorskip("matplotlib.pyplot")
-    ax = a_result().plot()
-    labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert labels == ["claimed curve", "curve of the bound", "95 % region", "measured"]
-    assert a_result().plot(ax=ax) is ax
-    matplotlib.close(ax.figure)
-
-
 def test_a_recorder_draws_its_bound_beside_the_claim() -> None:
     matplotlib = pytest.importorskip("matplotlib.pyplot")
     ax = a_recorder(30).plot()

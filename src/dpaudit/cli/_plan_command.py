@@ -50,51 +50,40 @@ _EXPECTED = (
 
 
 @dataclass(frozen=True)
-class MethodLeak:
-    """The smallest leak that a method detects with a given number of scores."""
-
-    inference: Inference
-    num_steps: int
-    num_canaries: int
-    leak: Power
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {
-            "inference": self.inference.to_dict(),
-            "num_steps": self.num_steps,
-            "num_canaries": self.num_canaries,
-            "num_observations": self.num_steps * self.num_canaries,
-            "leak": self.leak.to_dict(),
-        }
-
-
-@dataclass(frozen=True)
 class PlanResult:
-    """The sizes that detect a leak, or the leaks that a size detects."""
+    """The sizes that detect a leak, or the leaks that each method detects with a size.
+
+    A size is a number of steps, and of canaries per step and side.
+    """
 
     claim: Claim
     confidence: float
     power: float
     plans: tuple[Plan, ...] = ()
-    leaks: tuple[MethodLeak, ...] = ()
+    size: tuple[int, int] = (0, 0)
+    leaks: tuple[tuple[Inference, Power], ...] = ()
 
     @property
     def is_found(self) -> bool:
         """Whether any method detects the leak, or the default one twice the claimed epsilon at this size."""
         if self.plans:
             return any(plan.num_observations is not None for plan in self.plans)
-        by_default = [
-            row for row in self.leaks if isinstance(row.inference, Betting) == (row.num_canaries > 1)
-        ]
-        return any(self._is_powered(row.leak) for row in by_default or self.leaks)
-
-    def _is_powered(self, leak: Power) -> bool:
         parameter = self.claim.hypothesis(None).parameter
-        return unrefuted(leak, self.claim.epsilon, parameter) is Verdict.NO_VIOLATION
+        default = Betting if self.size[1] > 1 else (ClopperPearson, JointExact)
+        return any(
+            unrefuted(leak, self.claim.epsilon, parameter) is Verdict.NO_VIOLATION
+            for inference, leak in self.leaks
+            if isinstance(inference, default)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
+        num_steps, num_canaries = self.size
+        sizes = {
+            "num_steps": num_steps,
+            "num_canaries": num_canaries,
+            "num_observations": num_steps * num_canaries,
+        }
         return {
             "claim": {
                 "summary": self.claim.summary,
@@ -104,7 +93,10 @@ class PlanResult:
             "confidence": self.confidence,
             "power": self.power,
             "plans": [plan.to_dict() for plan in self.plans],
-            "smallest_leaks": [leak.to_dict() for leak in self.leaks],
+            "smallest_leaks": [
+                {"inference": inference.to_dict(), **sizes, "leak": leak.to_dict()}
+                for inference, leak in self.leaks
+            ],
         }
 
 
@@ -133,14 +125,13 @@ class PlanOptions:
 
     def result(self) -> PlanResult:
         """Return sizes for a given leak, or leaks for a given size."""
-        leak = self._leak()
-        return PlanResult(
-            self.claimed.required,
-            self.confidence,
-            self.power,
-            plans=() if leak is None else (*self._by_steps(leak), *self._by_canaries(leak)),
-            leaks=self._smallest_leaks(*self._size()) if leak is None else (),
-        )
+        leak, common = self._leak(), (self.claimed.required, self.confidence, self.power)
+        if leak is not None:
+            return PlanResult(*common, plans=(*self._by_steps(leak), *self._by_canaries(leak)))
+        num_steps, num_canaries = size = self._size()
+        find = self._of_claim(smallest_leak, num_steps=num_steps, num_canaries=num_canaries)
+        leaks = tuple((method, find(inference=method)) for method in _METHODS)
+        return PlanResult(*common, size=size, leaks=leaks)
 
     def _leak(self) -> Leak | None:
         named = {"--observations": self.observations, "--steps": self.steps, "--canaries": self.canaries}
@@ -162,10 +153,6 @@ class PlanOptions:
         if self.observations is None and self.steps is not None and self.canaries is not None:
             return self.steps, self.canaries
         raise InputError("Expected either --observations, or --steps and --canaries, as the size.")
-
-    def _smallest_leaks(self, num_steps: int, num_canaries: int) -> tuple[MethodLeak, ...]:
-        find = self._of_claim(smallest_leak, num_steps=num_steps, num_canaries=num_canaries)
-        return tuple(MethodLeak(m, num_steps, num_canaries, find(inference=m)) for m in _METHODS)
 
     def _by_steps(self, leak: Leak) -> list[Plan]:
         """Plan steps for all methods with one score per step and side, and for betting also with more."""
@@ -210,7 +197,7 @@ def print_planned(console: Console, planned: PlanResult) -> None:
         rows.append(("smallest leak", f"detected {level}"))
     print_labelled(console, rows)
     console.print()
-    print_table(console, _plans(planned.plans) if planned.plans else _leaks(planned.leaks))
+    print_table(console, _plans(planned.plans) if planned.plans else _leaks(planned))
     console.print()
     console.print(
         "Canaries are counted per step and side; a step is whatever yields one score per canary. The attack "
@@ -250,16 +237,15 @@ def _plans(plans: tuple[Plan, ...]) -> Table:
     return table
 
 
-def _leaks(leaks: tuple[MethodLeak, ...]) -> Table:
-    scaled = any(row.leak.noise_factor is not None for row in leaks)
-    table = _sized("epsilon", *(["noise factor"] if scaled else []))
-    for row in leaks:
-        sizes = row.num_canaries, row.num_steps, row.num_canaries * row.num_steps
-        cells = ["none", *(["none"] if scaled else [])]
-        if row.leak.parameter < float("inf"):
-            cells = [f"{row.leak.epsilon:.4g}"]
-            cells += [] if row.leak.noise_factor is None else [f"{row.leak.noise_factor:.4g}"]
-        table.add_row(type(row.inference).__name__, *(f"{size:,}" for size in sizes), *cells)
+def _leaks(planned: PlanResult) -> Table:
+    is_scaled = any(leak.noise_factor is not None for _, leak in planned.leaks)
+    table = _sized("epsilon", *(["noise factor"] if is_scaled else []))
+    num_steps, num_canaries = planned.size
+    for inference, leak in planned.leaks:
+        numbers = [leak.epsilon, *([leak.noise_factor] if is_scaled else [])]
+        cells = [f"{number:.4g}" if leak.parameter < float("inf") else "none" for number in numbers]
+        sizes = (f"{size:,}" for size in (num_canaries, num_steps, num_canaries * num_steps))
+        table.add_row(type(inference).__name__, *sizes, *cells)
     return table
 
 

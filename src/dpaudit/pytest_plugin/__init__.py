@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dpaudit.pytest_plugin._suite import SESSION, SuiteAudits, add_options
-from dpaudit.pytest_plugin._summary import (
+from dpaudit.pytest_plugin._suite import (
+    SESSION,
     NothingAuditedWarning,
+    SuiteAudits,
     Summary,
     UnderpoweredWarning,
     note_seed,
+    pytest_addoption,  # noqa: F401  # a hook
     report_as_error,
 )
 
@@ -25,11 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["NothingAuditedWarning", "UnderpoweredWarning", "dp_audit"]
 
 _PASSED: pytest.StashKey[bool] = pytest.StashKey()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the plugin."""
-    add_options(parser)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist copies the configuration for its workers

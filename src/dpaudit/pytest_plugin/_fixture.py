@@ -17,14 +17,20 @@ from dpaudit import _validate
 from dpaudit._interrupts import machine_fault
 from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, Mixed, Mixture
-from dpaudit.diagnostics import Diagnosis, Diagnostics, Finding, Leaves, likely_causes
+from dpaudit.diagnostics import Diagnosis, Diagnostics, Leaves, likely_causes
 from dpaudit.diagnostics._diagnosis import joint_causes
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import require_rows
 from dpaudit.observers._residuals import UnknownSumError
 from dpaudit.observers.step import OTHERS_REPLACED, observe_step
-from dpaudit.pytest_plugin._suite import AuditCall, SuiteAudits
-from dpaudit.pytest_plugin._summary import UnderpoweredWarning, mark_incomplete, note, note_error
+from dpaudit.pytest_plugin._suite import (
+    AuditCall,
+    SuiteAudits,
+    UnderpoweredWarning,
+    mark_incomplete,
+    note,
+    note_error,
+)
 from dpaudit.recording import MissingCanaryError, Recorder, SupportsDiagnose, TrainingInfo, claimed_noise
 from dpaudit.recording._joint_verdict import ScoreSummary
 from dpaudit.stats import PRIVACY, Result, Verdict
@@ -129,7 +135,7 @@ class DpAudit:
         others = _other_gradients(gradients, num_parameters)
         try:
             recorder = observe_step(
-                _noted(step if num_parameters is None else _with_numpy_hint(step)),
+                _watched(step, is_given_numpy=num_parameters is not None),
                 others,
                 claim=claim,
                 max_grad_norm=max_grad_norm,
@@ -200,7 +206,7 @@ class DpAudit:
         __tracebackhide__ = True
         result = outcome.result
         note(self._node, self._report.call.number, result, outcome.diagnosis)
-        if outcome.is_bad:
+        if result.refuted:
             pytest.fail(self._report.failure(result, _summarized(recorder)), pytrace=False)
         if result.verdict is Verdict.UNDERPOWERED:
             text = f"{result.verdict.value} Power: {result.power}. Use more steps or canaries."
@@ -218,11 +224,6 @@ class AuditOutcome:
     def diagnosis(self) -> Diagnosis | None:
         """Tests of the noise; None if only scores are known, or if the bound may have stopped the run."""
         return self.result.diagnosis
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether the bound or the tests refute the claim."""
-        return bool(self.result.refuted)
 
 
 def _summarized(recorder: Recorder) -> ScoreSummary | None:
@@ -246,8 +247,11 @@ def _other_gradients(gradients: Any, num_parameters: int | None) -> Any:
     return gradients
 
 
-def _noted(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the step with a mark on its errors: others are not errors of the tested code."""
+def _watched(step: Callable[[Any], Any], *, is_given_numpy: bool) -> Callable[[Any], Any]:
+    """Return the step with a mark on its errors, since others are not errors of the tested code.
+
+    If dpaudit chose numpy for its arrays, a note says how to pass others.
+    """
 
     @wraps(step)
     def wrapped(rows: Any) -> Any:
@@ -255,23 +259,11 @@ def _noted(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return step(rows)
         except BaseException as error:
             setattr(error, _OF_STEP, True)
-            raise
-
-    return wrapped
-
-
-def _with_numpy_hint(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the step with a note on its errors: how to pass arrays other than numpy's."""
-
-    @wraps(step)
-    def wrapped(rows: Any) -> Any:
-        try:
-            return step(rows)
-        except (AttributeError, TypeError) as error:
-            error.add_note(
-                "With num_parameters=..., dp_audit passes numpy arrays to the step. For torch or jax, pass "
-                f"gradients=torch.zeros(0, {rows.shape[1]}) or its jax.numpy equivalent."
-            )
+            if is_given_numpy and isinstance(error, AttributeError | TypeError):
+                error.add_note(
+                    "With num_parameters=..., dp_audit passes numpy arrays to the step. For torch or jax, "
+                    f"pass gradients=torch.zeros(0, {rows.shape[1]}) or its jax.numpy equivalent."
+                )
             raise
 
     return wrapped
@@ -300,7 +292,7 @@ class FailureMessage:
         lines += [self._session_line, *(text for text in result.not_covered if text == OTHERS_REPLACED)]
         if scores is not None:
             lines += [noise_line(scores, claimed), canary_line(scores)]
-        lines += _finding_lines(result.findings)
+        lines += [f"finding: {finding}" for finding in result.findings]
         return self._text(_title(result), lines, result.likely_causes())
 
     def no_verdict(self, why: str, gap: float | None, facts: TrainingInfo | None) -> str:
@@ -313,7 +305,7 @@ class FailureMessage:
 
     def findings(self, diagnosis: Diagnosis) -> str:
         """Return the message for findings of tests on data that the developer has added."""
-        lines = [self._session_line, *_finding_lines(diagnosis.findings)]
+        lines = [self._session_line, *(f"finding: {finding}" for finding in diagnosis.findings)]
         return self._text("the training run does not match its claim.", lines, joint_causes(diagnosis, {}))
 
     def _text(self, title: str, lines: Sequence[str], causes: Sequence[str]) -> str:
@@ -342,10 +334,6 @@ def _title(result: Result) -> str:
             f"{result.sentence}"
         )
     return f"{result.findings[0].name}: {result.sentence}"
-
-
-def _finding_lines(findings: Sequence[Finding]) -> list[str]:
-    return [f"finding: {finding}" for finding in findings]
 
 
 def noise_line(scores: ScoreSummary, claimed: float | None) -> str:
