@@ -177,12 +177,6 @@ def test_what_is_right_has_no_cause():
     assert likely_causes(findings=["something-else"]) == ()
 
 
-def test_every_test_has_a_cause_to_name():
-    made = diagnostics(num_steps=30).diagnose().checks
-    for name in {test.name for test in made} - {"noise-variance"}:
-        assert likely_causes(findings=[name])
-
-
 def test_joined_checks_shares_one_error_rate_and_certain_findings_come_first():
     first = Diagnosis.of(
         [Check(name="noise-shape", p_value=0.03, sentence="A.", estimate=1.0)], confidence=0.95

@@ -16,8 +16,10 @@ def correct(seed, num_steps, leaves, examples, grid):
     num_examples, sample_rate = examples
     record = Diagnostics(sample_rate=sample_rate)
     for _ in range(num_steps):
-        noise = rng.standard_normal(sum(leaves)).astype(np.float32)
-        record.observe_noise(np.round(noise / grid) * grid if grid else noise, leaves, rounding=grid / 2)
+        noise, known = rng.standard_normal((2, sum(leaves))).astype(np.float32)
+        rounded = np.round(noise / grid) * grid if grid else noise
+        more = {"known": 0.3 * known, "batch_size": rng.poisson(20)}
+        record.observe_noise(rounded, leaves, rounding=grid / 2, **more)
         record.observe_batch(np.flatnonzero(rng.random(num_examples) < sample_rate), num_examples)
     return record.diagnose()
 

@@ -1,7 +1,5 @@
 """Tests of the noise: what they compute, and what they do at the edges."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -103,10 +101,10 @@ def test_the_ratio_of_the_noise_and_its_interval_are_those_of_a_chi_square():
 def test_the_interval_covers_the_true_ratio_as_often_as_it_says():
     rng = np.random.default_rng(5)
     covered = 0
-    for _ in range(200):
+    for _ in range(100):
         found = record_of(0.8 * rng.standard_normal((3, 5))).diagnose(0.9).noise
         covered += found.low <= 0.8 <= found.high
-    fewest, most = count_range(200, 0.9)
+    fewest, most = count_range(100, 0.9)
     assert fewest <= covered <= most
 
 
@@ -121,13 +119,6 @@ def test_the_correlation_of_steps_is_that_of_all_pairs_so_many_apart():
     check = checks(noise)["step-correlation"]
     assert check.estimate == pytest.approx(of_signs(noise[:-3], noise[3:]))
     assert "3 apart" in check.sentence
-
-
-def test_signs_of_pairs_that_share_a_step_are_independent_all_the_same():
-    # each of 2^4 ways to have signs is as likely; so is each of 2^3 ways of consecutive ones to agree
-    signs = np.array(list(itertools.product([-1, 1], repeat=4)))
-    _, counts = np.unique(signs[:, 1:] * signs[:, :-1], axis=0, return_counts=True)
-    assert counts.tolist() == [2] * 8
 
 
 def test_the_correlation_of_leaves_is_that_of_their_first_coordinates():
@@ -159,11 +150,6 @@ def test_the_least_noisy_parts_are_named():
     assert "coordinate 3 is 0 of the claimed level" in found["coordinate-noise"].sentence
 
 
-def test_noise_that_is_too_little_everywhere_is_said_once():
-    findings = record_of(0.5 * normal(300, 60), [20, 40]).diagnose().findings
-    assert [finding.name for finding in findings] == ["noise-variance"]
-
-
 @pytest.mark.parametrize("scale", [1.2, 30.0])
 def test_too_much_noise_is_a_note_and_no_finding(scale):
     diagnosis = record_of(scale * normal(300, 60), [20, 40]).diagnose(1 - LEVEL)
@@ -172,19 +158,9 @@ def test_too_much_noise_is_a_note_and_no_finding(scale):
     assert "noise above the claim" in diagnosis.notes[0]
 
 
-def test_one_part_with_more_noise_than_claimed_is_no_finding():
-    noise = normal(300, 60)
-    noise[:, :20] *= 10
-    noise[5] *= 10
-    diagnosis = record_of(noise, [20, 40]).diagnose(1 - LEVEL)
-    assert diagnosis.findings == ()
-    assert "noise above the claim" in diagnosis.notes[0]
-
-
 SIDES = np.arange(300)
 MORE = {
     "half of it twice": np.where(SIDES < 150, 1.0, 2.0),
-    "half of it three times": np.where(SIDES < 150, 1.0, 3.0),
     "a tenth of it ten times": np.where(SIDES < 270, 1.0, 10.0),
     "each layer twice the last": 2.0 ** (SIDES // 75),
     "every second coordinate four times": np.where(SIDES % 2, 1.0, 4.0),
@@ -195,11 +171,6 @@ MORE = {
 def test_noise_of_unequal_size_that_is_nowhere_below_the_claim_is_no_finding(scales):
     found = [record_of(scales * normal(100, 300, seed=seed), [150, 150]).diagnose() for seed in range(8)]
     assert sum(bool(diagnosis.findings) for diagnosis in found) <= most_flagged(8, broken=0.9)
-
-
-def test_steps_of_unequal_size_that_are_nowhere_below_the_claim_are_no_finding():
-    steps = 1 + np.random.default_rng(1).exponential(size=(200, 1))
-    assert record_of(steps * normal(200, 100)).diagnose(1 - LEVEL).findings == ()
 
 
 @pytest.mark.parametrize("fault", ["repeats", "leaves", "lags", "mean"])

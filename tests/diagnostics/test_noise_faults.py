@@ -1,7 +1,5 @@
 """Noise that is not what it seems is found, each fault by the test made for it; its correct twin is not."""
 
-import functools
-
 import numpy as np
 import pytest
 from scipy import special, stats
@@ -395,28 +393,6 @@ def test_a_sum_that_absent_canaries_show_is_no_fault_of_the_clipping():
     names = ["repeated-noise", "noise-by-sum", "clipping", "noise-tails"]
     assert likely_causes(findings=names, own_causes=own) == likely_causes(findings=["noise-by-sum"])
     assert "reseeded" in likely_causes(findings=[*names, "tied-noise"], own_causes=own)[0]
-
-
-@functools.cache
-def p_values_of_correct_runs():
-    """The p-values of each test in small correct runs."""
-    found = {}
-    for seed in range(120):
-        rng, log = np.random.default_rng([seed, 9]), Releases()
-        for _ in range(24):
-            total = 0.3 * rng.standard_normal(20).astype(np.float32)
-            released = total + rng.standard_normal(20).astype(np.float32)
-            log.observe(released, total, (12, 8), norm=1.0, eps=2.0**-23, num_rows=rng.poisson(20))
-        for check in log.diagnose(noise_multiplier=1.0, confidence=0.95).checks:
-            found.setdefault(check.name, []).append(check.p_value)
-    return found
-
-
-@pytest.mark.parametrize("level", [0.05, 0.01])
-def test_p_values_of_correct_runs_are_small_as_seldom_as_they_should_be(level):
-    for name, values in p_values_of_correct_runs().items():
-        most = stats.binom.isf(LEVEL / 30, len(values), level)
-        assert np.count_nonzero(np.asarray(values) <= level) <= most, name
 
 
 @pytest.mark.parametrize(("spacing", "noise"), [(0.05, 0.0), (0.05, 0.7), (1.0, 0.0), (4.0, 0.0)])

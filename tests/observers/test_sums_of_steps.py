@@ -10,12 +10,11 @@ import pytest
 import torch
 from jax_runs import DELTA, INPUTS, NUM_EXAMPLES, RATE, TARGETS, private, start, train
 from rich.console import Console
-from statistical_limits import LEVEL
 from torch import nn
 
 import dpaudit
 from dpaudit.cli._result_table import print_result
-from dpaudit.diagnostics import BatchRecord, ClaimedStep, Diagnosis, ObservedStep, SumRecord
+from dpaudit.diagnostics import BatchRecord, ClaimedStep, Diagnosis
 from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.observers import jax_privacy
 from dpaudit.observers.jax_privacy._clipping import JaxClip
@@ -158,25 +157,6 @@ def test_what_tests_of_rows_assume_is_part_of_the_result():
         assert values["diagnosis"]["assumptions"] == [text]
 
 
-@pytest.mark.parametrize(
-    ("is_exact", "sample_rate", "text"),
-    [(False, RATE, "is_padding_example="), (True, 0.4, "pass num_examples="), (True, RATE, None)],
-)
-def test_sizes_that_are_not_tested_are_named(is_exact, sample_rate, text):
-    record = BatchRecord("which examples are unknown")
-    record.tests_sizes = True
-    for size in (9, 10, 12, 7):
-        record.match_step(size, is_exact=is_exact)
-    found = record.results(ClaimedStep(noise_multiplier=1.0, sample_rate=sample_rate))
-    assert [one.name for one in found.checks] == ([] if text else ["batch-sizes"])
-    gaps = [one for one in found.not_covered if one.startswith("batch sizes are not tested")]
-    assert [text in gap for gap in gaps] == ([True] if text else [])
-    sure = record.results(
-        ClaimedStep(noise_multiplier=1.0, sample_rate=1.0)
-    )  # every batch is the whole data set
-    assert sure.not_covered == ("which examples are unknown",)
-
-
 @pytest.fixture
 def diagnosed():
     def go(**options):
@@ -214,78 +194,3 @@ def test_a_step_function_says_that_its_batches_are_not_tested():
         seed=0,
     )
     assert any("every step gets the same batch" in text for text in recorder.diagnose().not_covered)
-
-
-def step(norm, rows, **options):
-    return ObservedStep(example_sum_norm=norm, num_rows=rows, **options)
-
-
-def test_a_sum_at_its_limit_is_correct_in_any_precision():
-    for eps, norm in [(2.0**-23, 4.002), (2.0**-8, 4.1)]:
-        record = SumRecord()
-        record.observe(step(norm, 4, eps=eps))
-        assert not record.results(CLAIMED).certain
-        record.observe(step(1.1 * norm, 4, eps=eps))
-        assert names(record.results(CLAIMED)) == {"sum-norm"}
-
-
-def test_only_as_many_rows_as_were_drawn_are_correct():
-    record = BatchRecord()
-    for drawn in (3, 0, 5):  # an empty batch may be filled
-        record.add_drawn_batch(np.arange(drawn), 10)
-    assert not any(record.would_exceed(rows) for rows in range(10))
-    assert record.would_exceed(10)
-    assert [record.match_step(rows) for rows in (3, 1, 5)] == [3, 0, 5]
-    assert not record.results(CLAIMED).certain
-    record.match_step(1)
-    assert names(record.results(CLAIMED)) == {"rows-drawn"}
-
-
-def test_a_loop_that_starts_before_the_observer_is_not_compared():
-    record = BatchRecord("start it inside")
-    record.match_step(4)
-    record.add_drawn_batch(np.arange(2), 10)
-    record.match_step(9)
-    assert record.results(CLAIMED).not_covered == ("start it inside",)
-    assert not record.results(CLAIMED).certain
-
-
-def test_batches_that_are_followed_and_reported_are_refused():
-    record = BatchRecord()
-    record.add_drawn_batch(np.arange(2), 10)
-    with pytest.raises(dpaudit.InputError, match="Expected no observe_batch"):
-        record.add_reported_batch(np.arange(2), 10)
-
-
-def test_correct_batches_of_unknown_examples_have_valid_p_values():
-    rng, found = np.random.default_rng(0), []
-    for _ in range(400):
-        record = BatchRecord("unknown")
-        record.tests_sizes = True
-        for size in rng.binomial(NUM_EXAMPLES, RATE, 60):
-            record.match_step(int(size))
-        found += [check.p_value for check in record.results(CLAIMED).checks]
-    assert len(found) == 400
-    assert np.mean(np.array(found) < 0.05) < 0.08
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda size: size, None),
-        (lambda size: 2 * size, "always a multiple of 2: does an example become 2 rows"),
-        (lambda size: max(size, 20), "filled up to 20 rows with padding"),
-        (lambda size: 3 * size + 1, "does an example become several rows"),
-        (lambda _: 20, "batches of a fixed size"),
-    ],
-    ids=["correct", "doubled", "padded", "tripled", "fixed"],
-)
-def test_the_cause_of_numbers_of_rows_that_poisson_sampling_does_not_have(change, expected):
-    rng, record = np.random.default_rng(0), BatchRecord("unknown")
-    record.tests_sizes = True
-    for size in rng.binomial(200, 0.1, 300):
-        record.match_step(change(int(size)))
-    found = record.results(ClaimedStep(noise_multiplier=1.0, sample_rate=0.1))
-    diagnosis = Diagnosis.of(found.checks, confidence=1 - LEVEL)
-    assert [finding.name for finding in diagnosis.findings] == ([] if expected is None else ["batch-sizes"])
-    assert expected is None or expected in diagnosis.likely_causes()[0]
