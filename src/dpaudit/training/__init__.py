@@ -12,11 +12,11 @@ except ImportError as _error:
 
 from dpaudit.training._private_sum import GaussianSum, PoissonSampling, PrivateSum, Sampler
 from dpaudit.training._seeds import Seeds, generator, initialize
-from dpaudit.training._settings import DPSGD, SGD, Adam, Augmentation, Batch, FlipAndCrop, Optimizer
+from dpaudit.training._settings import DPSGD, SGD, Adam, Augmentation, FlipAndCrop, Optimizer
 from dpaudit.training._training import Hook, Step, Training, accuracy
 from dpaudit.training.audits import EndToEnd, OneRun, TwoBatches
 from dpaudit.training.audits._diagnose import Diagnose
-from dpaudit.training.gradients import clipped_sum, cross_entropy
+from dpaudit.training.gradients import Batch, clipped_sum, cross_entropy
 
 __all__ = [
     "DPSGD",

@@ -1,4 +1,4 @@
-"""Training settings: DP-SGD parameters, optimizers and augmentations; and a batch of examples."""
+"""Training settings: DP-SGD parameters, optimizers and augmentations."""
 
 from __future__ import annotations
 
@@ -118,32 +118,3 @@ class FlipAndCrop:
     def _window(self, count: int, length: int, generator: torch.Generator) -> Tensor:
         start = torch.randint(2 * self.padding + 1, (count, 1), generator=generator)
         return start + torch.arange(length)
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Inputs and targets of some examples.
-
-    With ``multiplicity`` > 1 every example has that many consecutive inputs, its augmentations. Its gradient
-    is the mean of theirs and is clipped once (De et al. 2022, arXiv:2204.13650).
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    multiplicity: int = 1
-
-    def __post_init__(self) -> None:
-        _validate.integer("multiplicity", self.multiplicity)
-        if len(self.inputs) != len(self.targets) * self.multiplicity:
-            raise InputError(
-                f"Expected {self.multiplicity} inputs for each target, "
-                f"got {len(self.inputs)} inputs and {len(self.targets)} targets."
-            )
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    @property
-    def views(self) -> Tensor:
-        """The inputs, with shape examples x augmentations x input shape."""
-        return self.inputs.view(len(self), self.multiplicity, *self.inputs.shape[1:])

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from dpaudit import _validate
 from dpaudit.training._private_sum import GaussianSum, PoissonSampling, PrivateSum, Sampler, Stateful
 from dpaudit.training._seeds import Seeds, generators
-from dpaudit.training._settings import DPSGD, Batch
+from dpaudit.training._settings import DPSGD
 from dpaudit.training.data._dataset import Dataset
 from dpaudit.training.gradients import (
+    Batch,
     Loss,
     Rows,
     cross_entropy,

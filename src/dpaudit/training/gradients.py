@@ -25,9 +25,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
-from dpaudit.training._settings import Batch
 
 __all__ = [
+    "Batch",
     "ClippedSum",
     "DenseRows",
     "Loss",
@@ -60,6 +60,35 @@ ENTRYWISE = (
     nn.Softplus,
     nn.Tanh,
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Inputs and targets of some examples.
+
+    With ``multiplicity`` > 1 every example has that many consecutive inputs, its augmentations. Its gradient
+    is the mean of theirs and is clipped once (De et al. 2022, arXiv:2204.13650).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    multiplicity: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.integer("multiplicity", self.multiplicity)
+        if len(self.inputs) != len(self.targets) * self.multiplicity:
+            raise InputError(
+                f"Expected {self.multiplicity} inputs for each target, "
+                f"got {len(self.inputs)} inputs and {len(self.targets)} targets."
+            )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def views(self) -> Tensor:
+        """The inputs, with shape examples x augmentations x input shape."""
+        return self.inputs.view(len(self), self.multiplicity, *self.inputs.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)

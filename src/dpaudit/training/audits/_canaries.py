@@ -30,10 +30,9 @@ from dpaudit.canaries import (
 )
 from dpaudit.recording import ObservedCanaries, TrainingInfo
 from dpaudit.training._seeds import generator
-from dpaudit.training._settings import Batch
 from dpaudit.training._training import Step, Training
 from dpaudit.training.data._dataset import fingerprints_of
-from dpaudit.training.gradients import Rows, per_example, refuse_batch_norm, trainable, vmap_rows
+from dpaudit.training.gradients import Batch, Rows, per_example, refuse_batch_norm, trainable, vmap_rows
 
 # purposes of random streams, besides those of CanaryPlan
 SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
