@@ -10,12 +10,23 @@ try:
 except ImportError as _error:
     raise MissingExtraError("Training", "torch") from _error
 
-from dpaudit.training._private_sum import GaussianSum, PoissonSampling, PrivateSum, Sampler
-from dpaudit.training._seeds import Seeds, generator, initialize
-from dpaudit.training._settings import DPSGD, SGD, Adam, Augmentation, FlipAndCrop, Optimizer
-from dpaudit.training._training import Hook, Step, Training, accuracy
+from dpaudit.training._settings import (
+    DPSGD,
+    SGD,
+    Adam,
+    Augmentation,
+    FlipAndCrop,
+    GaussianSum,
+    Optimizer,
+    PoissonSampling,
+    PrivateSum,
+    Sampler,
+    Seeds,
+    generator,
+    initialize,
+)
+from dpaudit.training._training import Diagnose, Hook, Step, Training, accuracy
 from dpaudit.training.audits import EndToEnd, OneRun, TwoBatches
-from dpaudit.training.audits._diagnose import Diagnose
 from dpaudit.training.gradients import Batch, clipped_sum, cross_entropy
 
 __all__ = [

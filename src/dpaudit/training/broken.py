@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpaudit import _validate
-from dpaudit.training._private_sum import GaussianSum
+from dpaudit.training._settings import GaussianSum
 from dpaudit.training.gradients import Rows
 
 __all__ = [

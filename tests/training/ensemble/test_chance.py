@@ -6,7 +6,7 @@ import torch
 from statistical_limits import count_range, room, size_variance_room
 
 from dpaudit.training import DPSGD, SGD, Seeds
-from dpaudit.training.ensemble._stacked import drawn_batches
+from dpaudit.training.ensemble._ensemble import drawn_batches
 from dpaudit.training.models import mlp
 
 

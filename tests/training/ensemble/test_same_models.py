@@ -11,8 +11,8 @@ from dpaudit.errors import InputError
 from dpaudit.training import SGD, Adam, GaussianSum, Seeds, Training, generator, initialize
 from dpaudit.training.broken import ClippedAfterMean, NoiseTooSmall, NoNoiseWhenEmpty, Silent, Unclipped
 from dpaudit.training.ensemble import Ensemble, log_odds, with_weights
+from dpaudit.training.ensemble._ensemble import DrawnBatches, drawn_batches
 from dpaudit.training.ensemble._models import joined
-from dpaudit.training.ensemble._stacked import DrawnBatches, drawn_batches
 from dpaudit.training.gradients import flat_parameters
 from dpaudit.training.models import conv_net, logistic_regression, mlp
 

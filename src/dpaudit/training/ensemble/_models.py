@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
-from dpaudit.training._seeds import Seeds, generator, initialize
+from dpaudit.training._settings import Seeds, generator, initialize
 from dpaudit.training.data import Dataset
 from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, trainable
 

@@ -1,4 +1,4 @@
-"""Audits as training hooks: three ways to score canaries.
+"""Audits as training hooks: gradients or examples are inserted into steps, and scored in three ways.
 
 ``OneRun`` and ``TwoBatches`` score individual steps, from which a recorder composes a bound on the whole
 run; ``EndToEnd`` obtains one observation of the whole run per canary.
@@ -30,9 +30,7 @@ from dpaudit.canaries import (
 )
 from dpaudit.errors import InputError
 from dpaudit.recording import CanaryScorer, LiveBound, PerStep, Recorder, WholeRun
-from dpaudit.training._seeds import Seeds, generator, generators
-from dpaudit.training._training import Hook, Step, Training
-from dpaudit.training.audits._canaries import (
+from dpaudit.training._canaries import (
     DROPPING,
     SECOND_BATCH,
     CanaryInserter,
@@ -40,8 +38,12 @@ from dpaudit.training.audits._canaries import (
     InputInserter,
     training_info,
 )
-from dpaudit.training.audits._diagnose import ChecksOfHook, Diagnose
+from dpaudit.training._settings import Seeds, generator, generators
+from dpaudit.training._training import ChecksOfHook, Diagnose, Hook, Step, Training
 from dpaudit.training.gradients import Rows
+
+__all__ = ["EndToEnd", "OneRun", "TwoBatches"]
+
 
 _PENDING = 64  # steps whose scores are computed together
 

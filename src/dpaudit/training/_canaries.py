@@ -29,7 +29,7 @@ from dpaudit.canaries import (
     ParameterLayout,
 )
 from dpaudit.recording import ObservedCanaries, TrainingInfo
-from dpaudit.training._seeds import generator
+from dpaudit.training._settings import generator
 from dpaudit.training._training import Step, Training
 from dpaudit.training.data._dataset import fingerprints_of
 from dpaudit.training.gradients import Batch, Rows, per_example, refuse_batch_norm, trainable, vmap_rows
