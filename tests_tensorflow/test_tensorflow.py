@@ -203,6 +203,9 @@ def test_the_claim_is_read_from_the_optimizer_and_can_be_given():
     assert claim.summary.startswith(f"DP-SGD, noise multiplier {NOISE:.6g}, sample rate 0.05, 3 steps")
     other = recorder.audit(noise_multiplier=2.0, sample_rate=0.1, num_steps=9).claim
     assert other.summary.startswith("DP-SGD, noise multiplier 2, sample rate 0.1, 9 steps")
+    whole = dpaudit.Claim.dpsgd(noise_multiplier=2.0, sample_rate=0.1, num_steps=50, delta=1e-6)
+    with observe(private()[1], claim=whole) as recorder:
+        assert recorder.claim.summary == whole.summary
 
 
 class Stop(Exception):  # noqa: N818

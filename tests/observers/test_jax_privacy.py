@@ -17,9 +17,10 @@ from score_noise import require_normal
 from statistical_limits import least_caught, most_flagged, room
 
 import dpaudit
-from dpaudit.observers.jax_privacy import _clipping, _observer, observe, replay
+from dpaudit.diagnostics import ObservedStep
+from dpaudit.observers.jax_privacy import _clipping, _observe, observe, replay
 from dpaudit.observers.jax_privacy._clipping import with_function
-from dpaudit.observers.jax_privacy._step_callbacks import PendingStep, SumScale
+from dpaudit.observers.jax_privacy._step_callbacks import PendingSum, SumScale
 
 try:
     from jax_privacy import execution_plan
@@ -270,14 +271,13 @@ def test_the_factor_of_a_sum_is_one_for_the_whole_training():
     scale = SumScale()
     scale.free = True
     batch, canaries = np.array([3.0, 0.0]), np.array([0.0, 1.0])
-    pending_step = partial(PendingStep, examples=batch)
-    alone, joined = (pending_step(batch=batch, joined=total) for total in (batch, batch + canaries))
+    alone, joined = (PendingSum(batch, total, ObservedStep()) for total in (batch, batch + canaries))
     assert scale.of(alone, 0.5 * batch, 1.0, 1e-4) == 0.5  # no canary is in it: nothing is decided yet
     assert scale.of(joined, 0.25 * joined.joined, 1.0, 1e-4) == 0.25
     for pending in (alone, joined):
         with pytest.raises(dpaudit.InputError, match="the same multiple of it in every step"):
             scale.of(pending, 0.5 * pending.joined, 1.0, 1e-4)
-    nothing = pending_step(batch=np.zeros(2), joined=np.zeros(2))
+    nothing = PendingSum(np.zeros(2), np.zeros(2), ObservedStep())
     assert scale.of(nothing, np.zeros(2), 1.0, 1e-4) == 0.25
     assert SumScale().of(nothing, np.zeros(2), 1.0, 1e-4) == 1.0
     with pytest.raises(dpaudit.InputError, match="got something else"):
@@ -346,7 +346,7 @@ def test_scores_and_weights_are_right_if_nothing_is_compiled():
 def test_canaries_in_many_chunks_are_the_same_canaries(monkeypatch):
     monkeypatch.setattr("dpaudit.observers.jax_privacy._clipping.JaxClip.needs_full_rows", True)
     at_once = train(20).recorder
-    monkeypatch.setattr("dpaudit.observers.jax_privacy._observer._CHUNK_ENTRIES", 3 * 130)
+    monkeypatch.setattr("dpaudit.observers.jax_privacy._canaries._CHUNK_ENTRIES", 3 * 130)
     in_chunks = train(20).recorder
     both = [recorder.observations.with_canary for recorder in (at_once, in_chunks)]
     np.testing.assert_allclose(*both, atol=1e-5)
@@ -439,7 +439,7 @@ class RenamedCallable:
 
 
 def test_gradient_functions_of_a_newer_version_are_observed_and_replayed(monkeypatch):
-    for module in (clipping, _clipping, _observer):
+    for module in (clipping, _clipping, _observe):
         monkeypatch.setattr(module, "BoundedSensitivityCallable", RenamedCallable)
     grad_fn, privatizer = private(noise_multiplier=0.7)
     *made, recorder = observe(grad_fn, privatizer, sampling=POISSON, delta=DELTA)

@@ -12,7 +12,7 @@ from jax_runs import FAULTS, INPUTS, TARGETS, private, start, train
 import dpaudit
 from dpaudit.canaries import CanaryPlan
 from dpaudit.observers import _session
-from dpaudit.observers.jax_privacy import _observer, observe
+from dpaudit.observers.jax_privacy import _canaries, observe
 from dpaudit.observers.jax_privacy._clipping import JaxClip, function_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
@@ -35,7 +35,7 @@ def require_equal(monkeypatch, **options):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_compact_canaries_score_like_full_rows(monkeypatch, kind):
-    monkeypatch.setattr(_observer, "_COMPACT_CHUNK", 7)  # several chunks, the last not full
+    monkeypatch.setattr(_canaries, "_COMPACT_CHUNK", 7)  # several chunks, the last not full
     require_equal(monkeypatch, observer={"canary": kind(), "num_canaries": 24})
 
 
@@ -51,7 +51,7 @@ SETTINGS = {
     "setting", ["microbatches", "unit norm", pytest.param("not compiled", marks=pytest.mark.long)]
 )
 def test_compact_canaries_score_like_full_rows_in_every_setting(monkeypatch, setting):
-    monkeypatch.setattr(_observer, "_COMPACT_CHUNK", 12)
+    monkeypatch.setattr(_canaries, "_COMPACT_CHUNK", 12)
     require_equal(monkeypatch, observer={"num_canaries": 24}, **SETTINGS[setting])
 
 
@@ -116,9 +116,9 @@ def test_there_are_as_many_canaries_as_parameters_up_to_1024_and_64_if_they_need
     assert number(canary=dpaudit.Dirac(moving=True)) == 64
     with pytest.raises(dpaudit.InputError, match="canaries that do not move"):
         number(canary=dpaudit.Mixture(moving=True))
-    monkeypatch.setattr(_observer, "_NUM_CANARIES", 50)
+    monkeypatch.setattr(_canaries, "_NUM_CANARIES", 50)
     assert number() == 50
-    monkeypatch.setattr(_observer, "_NUM_FULL_ROWS", 40)
+    monkeypatch.setattr(_canaries, "_NUM_FULL_ROWS", 40)
     monkeypatch.setattr(JaxClip, "needs_full_rows", True)
     assert number() == 40
 
@@ -133,7 +133,7 @@ def test_the_cost_does_not_grow_with_canaries_times_parameters(monkeypatch):
 
     monkeypatch.setattr(JaxClip, "total", noting)
     made = observe(*private(), seed=0, num_canaries=130)
-    monkeypatch.setattr(_observer, "_COMPACT_CHUNK", 13)
+    monkeypatch.setattr(_canaries, "_COMPACT_CHUNK", 13)
     jax.eval_shape(made.grad_fn, start(), BATCH)
     assert len(shapes) == 1  # one shape for all chunks
     assert shapes[0][0][0] == shapes[0][1][0] == 13

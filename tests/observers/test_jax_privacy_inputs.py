@@ -11,7 +11,7 @@ from statistical_limits import most_flagged
 
 import dpaudit
 from dpaudit.observers.jax_privacy import Given, hold_out, observe
-from dpaudit.observers.jax_privacy._input_observer import InputInsertion
+from dpaudit.observers.jax_privacy._inputs import InputInsertion, first_examples
 
 VIOLATION = dpaudit.Verdict.VIOLATION
 NOISE, STEPS = 0.8563, 300  # of every claim here: its curve is found once
@@ -219,7 +219,7 @@ def test_an_adversarial_canary_climbs_the_loss_that_the_library_has(monkeypatch)
     params = {"weight": jnp.asarray(RNG.standard_normal((12, 10)) / 3, jnp.float32), "bias": jnp.zeros(10)}
     observed = observe(*private(has_aux=True, fun=lambda *args: (loss(*args), 0)), seed=0, **inputs(canary))
     jax.block_until_ready(jax.jit(observed.grad_fn)(params, (INPUTS[:8], TARGETS[:8])))
-    before = InputInsertion(None, dpaudit.canaries.CanaryCoins(8, 0), canary, HELD)._examples
+    before = first_examples(canary, HELD, 8, dpaudit.canaries.CanaryCoins(8, 0).rng(0, 4))
     worse = [float(loss(params, examples)) for examples in (before, slow.made)]
     assert worse[1] > 1.2 * worse[0]
     reach = 0.1 * (HELD.inputs.max(axis=0) - HELD.inputs.min(axis=0))

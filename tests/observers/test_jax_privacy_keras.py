@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from jax_privacy import keras_api
 from jax_runs import DELTA, FAULTS, INPUTS, NUM_EXAMPLES, TARGETS
+from jax_runs import private as private_functions
 from score_noise import require_normal
 
 import dpaudit
-from dpaudit.observers.jax_privacy import observe_model
+from dpaudit.observers.jax_privacy import observe, observe_model
 
 VIOLATION = dpaudit.Verdict.VIOLATION
 EPOCH = 20  # steps
@@ -74,6 +75,15 @@ def test_correct_training_is_tight_and_unchanged():
     assert result.claim.epsilon == pytest.approx(8.0, rel=0.01)
     assert 0.85 * result.claim.epsilon < result.bound.epsilon < result.claim.epsilon
     assert "Poisson" in recorder.not_covered[0]
+
+
+def test_a_whole_claim_takes_the_place_of_what_is_read():
+    claim = dpaudit.Claim.dpsgd(noise_multiplier=2.0, sample_rate=0.1, num_steps=50, delta=1e-6)
+    with observe_model(private(), claim=claim) as recorder:
+        assert recorder.claim.summary == claim.summary
+    assert observe(*private_functions(), claim=claim).recorder.claim.summary == claim.summary
+    with pytest.raises(dpaudit.InputError, match="or delta="):
+        observe(*private_functions(), claim=claim, delta=1e-6)
 
 
 @pytest.mark.few(1)

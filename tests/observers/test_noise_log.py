@@ -19,7 +19,7 @@ from torch import nn
 import dpaudit
 from dpaudit.diagnostics import ClaimedStep, CoordinateSample, Diagnosis, NoiseCheck, ObservedStep
 from dpaudit.observers import jax_privacy, opacus
-from dpaudit.observers.jax_privacy._canaries import flat
+from dpaudit.observers.jax_privacy._step_callbacks import flat
 from dpaudit.recording import DPSGDParams, PerStep, ReadClaim, Recorder
 
 NOISE, NORM = 0.8, 2.0

@@ -2,13 +2,16 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.diagnostics import NoiseCheck
-from dpaudit.observers._session import session
+from dpaudit.canaries import ParameterLayout
+from dpaudit.diagnostics import NoiseCheck, ObservedStep
+from dpaudit.observers import observe_library
+from dpaudit.observers._session import accumulated, session
 from dpaudit.recording import DPSGDParams, PerStep, ReadClaim, Recorder
 
 NOTHING = DPSGDParams()
@@ -164,3 +167,67 @@ def test_a_with_block_closes_its_recorder_however_it_ends(error):
             raise error
     recorder.live()
     assert not recorder.state_dict()["looked"]
+
+
+CLAIM = dpaudit.Claim.dpsgd(noise_multiplier=2.0, sample_rate=0.1, num_steps=50, delta=1e-6)
+
+
+def library():
+    return SimpleNamespace(
+        layout=ParameterLayout.of([100]), claimed=lambda: READ, install=lambda _: nullcontext()
+    )
+
+
+def test_a_claim_is_its_numbers_and_takes_precedence_over_those_that_are_read():
+    numbers = {part.name: part.value for part in CLAIM.parts}
+    for options in ({"claim": CLAIM}, numbers):
+        with observe_library(library(), **options) as recorder:
+            assert recorder.claim.summary == CLAIM.summary
+        for rng in map(np.random.default_rng, range(51)):
+            recorder.record(np.zeros(64), rng.random(64) < 0.5)
+        with pytest.raises(dpaudit.InputError, match="at most num_steps=50"):
+            recorder.audit()
+    step = dpaudit.Claim.gaussian(noise_multiplier=2.0, delta=1e-6)
+    with observe_library(library(), claim=step) as recorder:
+        assert recorder.claim is step
+
+
+@pytest.mark.parametrize("name", ["noise_multiplier", "sample_rate", "num_steps", "delta"])
+def test_a_claim_and_one_of_its_numbers_are_refused(name):
+    with pytest.raises(dpaudit.InputError, match=f"claim=... or {name}=..., got both"):
+        observe_library(library(), claim=CLAIM, **{name: 1}).start()
+
+
+def test_options_that_no_observer_has_are_refused_at_once():
+    with pytest.raises(TypeError, match=r"observe_library\(\) got an unexpected keyword argument 'canarys'"):
+        observe_library(library(), canarys=3)
+    with pytest.raises(dpaudit.InputError, match="to be a Claim such as"):
+        observe_library(library(), claim=8.0).start()
+
+
+def test_releases_that_make_one_step_add_up():
+    first, second = (
+        ObservedStep(
+            scores=np.array([1.0, 0.0]),
+            present=np.array([True, False]),
+            noise=np.array([value]),
+            weights=np.array([value]),
+            num_rows=rows,
+            max_row_norm=value,
+            example_sum_norm=value,
+            sum_limit=rows,
+            sum_norm=1.0,
+            row_digests=np.array([rows]),
+            has_padding=rows == 3,
+        )
+        for value, rows in ((0.5, 2), (0.25, 3))
+    )
+    step = accumulated([first, second])
+    assert step.scores.tolist() == [2.0, 0.0]
+    assert (step.noise.item(), step.weights.item(), step.num_rows) == (0.75, 0.5, 5)
+    assert (step.max_row_norm, step.example_sum_norm, step.sum_limit) == (0.5, 0.75, 5)
+    assert step.sum_excess == 0.25  # of the first sum, in norms a row
+    assert step.row_digests.tolist() == [2, 3]
+    assert step.has_padding
+    assert step.sum_norm is None  # norms do not add up
+    assert accumulated([first]) is first

@@ -9,9 +9,8 @@ from score_noise import require_normal
 from statistical_limits import LEVEL, least_caught, most_flagged
 
 import dpaudit
-from dpaudit.canaries import CanaryPlan, ParameterLayout
 from dpaudit.observers._arrays import as_numpy, with_rows
-from dpaudit.observers.step import _DrawnCanaries, observe_step
+from dpaudit.observers.step import observe_step
 
 CLAIM = dpaudit.Claim.dpsgd(noise_multiplier=0.8563, sample_rate=0.05, num_steps=300, delta=1e-5)
 NORM, NOISE = 0.5, 0.8563
@@ -365,16 +364,3 @@ def test_a_step_that_releases_in_half_precision_is_not_accused_of_it():
     diagnosis = watch(step, torch.as_tensor(OTHERS)).diagnose(confidence=1 - LEVEL)
     assert diagnosis.findings == ()
     assert "low precision" in diagnosis.not_covered[0]
-
-
-@pytest.mark.parametrize("moving", [False, True])
-@pytest.mark.parametrize(
-    "kind", [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixed, dpaudit.Mixture, dpaudit.RandomDirection]
-)
-def test_canaries_of_every_kind_are_rows_of_their_length(kind, moving):
-    canary, layout = kind(moving=moving), ParameterLayout.of([31])
-    drawn = _DrawnCanaries(CanaryPlan(canary, 7, seed=0), layout)
-    for index in range(14):
-        made = drawn.directions(index)
-        expected = 2.0 * canary.lengths(made)[:, None] * made.dense()
-        np.testing.assert_allclose(drawn.rows(index, 2.0), expected, rtol=1e-6)

@@ -54,6 +54,16 @@ def test_a_correct_training_passes_and_its_noise_was_tested():
     assert audited.diagnosis.confidence == pytest.approx(0.995)
 
 
+def test_the_claim_of_the_real_training_is_passed_whole_or_as_numbers():
+    claim = dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.05, num_steps=2000, delta=1e-5)
+    numbers = {part.name: part.value for part in claim.parts}
+    results = [fixture()(recorded(), **options).result for options in ({"claim": claim}, numbers)]
+    assert results[0].claim.epsilon == results[1].claim.epsilon == claim.epsilon
+    assert results[0].bound == results[1].bound
+    with pytest.raises(dpaudit.InputError, match=r"claim=\.\.\. or delta="):
+        fixture()(recorded(), claim=claim, delta=1e-5)
+
+
 def test_noise_that_repeats_or_is_the_same_for_all_parameters_fails_where_scores_show_nothing():
     kept = np.random.default_rng(1).standard_normal((100, COUNT))
     periodic = failure(recorded(lambda _, index: kept[index % 100]))

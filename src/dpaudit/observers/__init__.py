@@ -4,6 +4,6 @@
 :class:`~dpaudit.recording.ObservedStep` for each release.
 """
 
-from dpaudit.observers._session import AuditedSteps, AuditSession, Library, observe_library
+from dpaudit.observers._session import AuditedSteps, AuditOptions, AuditSession, Library, observe_library
 
-__all__ = ["AuditSession", "AuditedSteps", "Library", "observe_library"]
+__all__ = ["AuditOptions", "AuditSession", "AuditedSteps", "Library", "observe_library"]

@@ -1,27 +1,30 @@
 """One audit of one training run: what observers need, whatever library trains the model.
 
-A :class:`Library` knows where a framework clips, sums and adds noise. An :class:`AuditSession` has the rest:
-which canaries are present in a step, the recorder with its checks, and when the observer is installed. A
-``with`` block or :meth:`AuditSession.start` and :meth:`AuditSession.stop` enclose the steps to audit.
-:class:`LaidOutCanaries` draws the canaries of each step once the parameters are known, and
-:class:`StepRecorder` assembles the recorder and its checks. :func:`replaced` and :func:`attribute_restored`
-change objects of a library for the time of a block.
+A :class:`Library` knows where a framework clips, sums and adds noise. :class:`AuditedSteps` have the rest:
+which canaries are present in a step, and the recorder with its checks. All observers accept
+:class:`AuditOptions`. An :class:`AuditSession` is the time in which an observer is installed: a ``with``
+block, or from :meth:`AuditSession.start` to :meth:`AuditSession.stop`. :func:`replaced` and
+:func:`attribute_restored` change objects of a library for the time of a block.
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import wraps
 from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, Protocol
+from typing import Any, NoReturn, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
+from dpaudit import _validate
 from dpaudit._types import BoolArray
 from dpaudit.accounting import Claim
 from dpaudit.canaries import (
+    CanaryCoins,
     CanaryPlan,
     Directions,
     GradientCanary,
@@ -42,11 +45,52 @@ from dpaudit.recording import (
     TrainingInfo,
     WholeRun,
 )
+from dpaudit.recording._claim_source import CLAIM_PARTS
 
 P = ParamSpec("P")
+R = TypeVar("R")
 MIXTURE = Mixture()
-_NUM_CANARIES = 64
 _MISSING = object()
+NUMBERS = ("noise_multiplier", "sample_rate", "num_steps", "delta")  # of a claim
+
+
+class AuditOptions(TypedDict, total=False):
+    """What every observer accepts: the claim, and how steps are audited."""
+
+    claim: Claim | None
+    """What is claimed of the training run, instead of the four numbers below."""
+    noise_multiplier: float | None
+    """The claimed noise multiplier, by default what the library states."""
+    sample_rate: float | None
+    """The claimed probability that an example is in a batch, by default what the library states."""
+    num_steps: int | None
+    """The planned number of steps, by default the number of recorded ones."""
+    delta: float | None
+    """The delta of the claim, by default what the library states."""
+    confidence: float
+    """The confidence of bound and tests together, by default 0.95."""
+    tests: bool
+    """Whether anything but the scores is tested; without tests, the bound has the whole error rate."""
+    seed: int | None
+    """The random seed of the audit, by default from the operating system."""
+    every: int | None
+    """The number of steps between calls of ``callbacks``."""
+    callbacks: Sequence[Callable[[LiveBound], None]]
+    """Functions that receive the live bound; they may raise to end the training run."""
+
+
+def observer(observe: Callable[P, R]) -> Callable[P, R]:
+    """Make an observer refuse, when it is called, options that are unknown or contradict each other."""
+    names = inspect.signature(observe).parameters.keys() | AuditOptions.__annotations__.keys()
+
+    @wraps(observe)
+    def checked(*args: P.args, **options: P.kwargs) -> R:
+        _validate.no_epsilon(options, CLAIM_PARTS)
+        for name in options.keys() - names:
+            raise TypeError(f"{observe.__name__}() got an unexpected keyword argument {name!r}")
+        return observe(*args, **options)
+
+    return checked
 
 
 class AuditSession(AbstractContextManager[Recorder]):
@@ -167,60 +211,6 @@ class Library(Protocol):
         """Return a block in which each step has its canaries, and is passed to ``audited.observe``."""
 
 
-class LaidOutCanaries:
-    """The gradient canaries of all steps, on parameters that are known from the first gradient on.
-
-    ``num_canaries`` may be None until then.
-    """
-
-    def __init__(self, canary: GradientCanary, num_canaries: int | None, seed: int) -> None:
-        self.canary, self.is_number_known = canary, num_canaries is not None
-        self.draws = CanaryPlan(canary, 1 if num_canaries is None else num_canaries, seed)
-        self.eps = 0.0
-        """The relative precision of gradients."""
-        self._layout: ParameterLayout | None = None
-        self._directions: dict[int, Directions] = {}
-
-    def choose_number(self, num_canaries: int) -> None:
-        """Set the number of canaries."""
-        self.draws, self.is_number_known = CanaryPlan(self.canary, num_canaries, self.draws.seed), True
-
-    @property
-    def layout(self) -> ParameterLayout:
-        """The named parameters of a gradient; none before the first."""
-        return ParameterLayout((), ()) if self._layout is None else self._layout
-
-    def lay_out(self, layout: ParameterLayout) -> None:
-        """Lay the canaries out on the parameters of a gradient; raise if the first one had others."""
-        if self._layout is None:
-            self._layout = layout
-        require_same_parameters(self._layout, layout)
-
-    def directions(self, index: int) -> Directions:
-        """Return the directions of a step's canaries."""
-        variant = self.canary.variant(index)
-        if variant not in self._directions:
-            if self.canary.moving:
-                self._directions.clear()
-            self._directions[variant] = self.draws.directions(index, self.layout)
-        return self._directions[variant]
-
-    def observed(self) -> ObservedCanaries:
-        """Return the canaries for tests of what arrives of them."""
-        return ObservedCanaries(self.canary, self.directions, lambda: self.layout, lambda: self.eps)
-
-
-def require_same_parameters(first: ParameterLayout, layout: ParameterLayout) -> None:
-    """Raise if a gradient has other parameters than the first one, as after unfreezing a layer."""
-    if (layout.names, layout.shapes) != (first.names, first.shapes):
-        raise InputError(
-            f"Expected gradients with {first.num_parameters:,} entries in every step, in the same "
-            f"{len(first.names)} arrays, got {layout.num_parameters:,} in {len(layout.names)} arrays: were "
-            "layers frozen or unfrozen? Call observe() once for each phase of the training run, after the "
-            "change."
-        )
-
-
 class StepRecorder:
     """The recorder of a training run and the checks of its sums and batches.
 
@@ -298,77 +288,161 @@ class StepRecorder:
 
 
 class AuditedSteps:
-    """The canaries and the recorder of a session, which a library asks in every step."""
+    """The canaries of a session, and what records its steps, which a library asks in every step.
 
-    def __init__(self, library: Library, canaries: LaidOutCanaries, steps: StepRecorder) -> None:
-        self._library, self._canaries, self._steps = library, canaries, steps
+    Gradient canaries are laid out on the parameters of the first gradient; their number may be None until
+    then. ``options`` that are not :class:`AuditOptions` are those of the recorder.
+    """
 
-    @property
-    def plan(self) -> CanaryPlan:
-        """The random choices of the audit, and its kind of canary."""
-        return self._canaries.draws
+    def __init__(
+        self,
+        canary: GradientCanary | InputCanary,
+        num_canaries: int | None,
+        read: Callable[[], DPSGDParams],
+        *,
+        facts: Callable[[], TrainingInfo],
+        batches: BatchRecord,
+        checks: Sequence[RunCheck] = (),
+        read_layout: Callable[[], ParameterLayout] | None = None,
+        **options: Any,
+    ) -> None:
+        self.canary, self.is_number_known = canary, num_canaries is not None
+        self._seed = fresh_seed(options.pop("seed", None))
+        self.choose_number(1 if num_canaries is None else num_canaries)
+        self.eps = 0.0
+        """The relative precision of gradients."""
+        self.layout = ParameterLayout((), ())
+        """The named parameters of a gradient; none before the first."""
+        self._read_layout = read_layout
+        self._directions: dict[int, Directions] = {}
+        if isinstance(canary, GradientCanary):
+            log = ObservedCanaries(canary, self.directions_of, lambda: self.layout, lambda: self.eps)
+            options["canaries"] = log
+        claim, numbers = claimed_numbers(
+            options.pop("claim", None), **{name: options.pop(name, None) for name in NUMBERS}
+        )
+        self.steps = StepRecorder(
+            canary,
+            read,
+            numbers,
+            claim=claim,
+            facts=facts,
+            batches=batches,
+            checks=checks,
+            coupled=isinstance(canary, InputCanary),
+            num_canaries=num_canaries,
+            **options,
+        )
+
+    def choose_number(self, num_canaries: int) -> None:
+        """Set the number of canaries."""
+        self.plan: Any = (
+            CanaryCoins(num_canaries, self._seed)
+            if isinstance(self.canary, InputCanary)
+            else CanaryPlan(self.canary, num_canaries, self._seed)
+        )
+        """The random choices of the audit, and its kind of gradient canary."""
+
+    def lay_out(self, layout: ParameterLayout) -> None:
+        """Lay the canaries out on the parameters of a gradient; raise if the first one had others.
+
+        They are others after a layer was unfrozen, for example.
+        """
+        first = self.layout if self.layout.names else layout
+        if (layout.names, layout.shapes) != (first.names, first.shapes):
+            raise InputError(
+                f"Expected gradients with {first.num_parameters:,} entries in every step, in the same "
+                f"{len(first.names)} arrays, got {layout.num_parameters:,} in {len(layout.names)} arrays: "
+                "were layers frozen or unfrozen? Call observe() once for each phase of the training run, "
+                "after the change."
+            )
+        self.layout = first
 
     @property
     def present(self) -> BoolArray:
         """Which canaries are present in the step in progress."""
-        return self.plan.coins(self._steps.index)
+        coins: BoolArray = self.plan.coins(self.steps.index)
+        return coins
 
     @property
     def directions(self) -> Directions:
         """The directions of the canaries of the step in progress."""
-        self._canaries.lay_out(self._library.layout)
-        return self._canaries.directions(self._steps.index)
+        if self._read_layout is not None:
+            self.lay_out(self._read_layout())
+        return self.directions_of(self.steps.index)
+
+    def directions_of(self, index: int) -> Directions:
+        """Return the directions of the canaries of a step."""
+        variant = self.plan.canary.variant(index)
+        if variant not in self._directions:
+            if self.plan.canary.moving:
+                self._directions.clear()
+            self._directions[variant] = self.plan.directions(index, self.layout)
+        return self._directions[variant]
 
     def observe(self, step: ObservedStep) -> None:
         """Record the step in progress."""
-        if not self._steps.is_over:
-            self._steps.record(step)
+        if not self.steps.is_over:
+            self.steps.record(step)
 
 
+@observer
 @session
 def observe_library(
     library: Library,
     *,
-    claim: Claim | None = None,
-    noise_multiplier: float | None = None,
-    sample_rate: float | None = None,
-    num_steps: int | None = None,
-    delta: float | None = None,
     canary: GradientCanary = MIXTURE,
-    num_canaries: int = _NUM_CANARIES,
+    num_canaries: int = 64,
     max_grad_norm: float | None = None,
     checks: Sequence[RunCheck] = (),
     not_covered: tuple[str, ...] = (),
-    confidence: float = 0.95,
-    tests: bool = True,
-    seed: int | None = None,
-    every: int | None = None,
-    callbacks: Sequence[Callable[[LiveBound], None]] = (),
+    **options: Unpack[AuditOptions],
 ) -> Iterator[Recorder]:
     """Audit the steps of a library inside the ``with`` block, with every test that its fields allow.
 
     The claim is ``claim``, or what the library states, completed by the numbers given here or to ``audit()``.
-    ``checks`` are tested besides those of noise, sums and batches. The other arguments are as for the
-    observers of supported libraries.
+    ``checks`` are tested besides those of noise, sums and batches. ``options`` are :class:`AuditOptions`.
     """
-    canaries = LaidOutCanaries(canary, num_canaries, fresh_seed(seed))
-    steps = StepRecorder(
+    audited = AuditedSteps(
         canary,
+        num_canaries,
         library.claimed,
-        DPSGDParams(
-            noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
-        ),
-        claim=claim,
+        facts=lambda: TrainingInfo(canary=canary, max_grad_norm=max_grad_norm),
         batches=BatchRecord(),
         checks=checks,
-        facts=lambda: TrainingInfo(canary=canary, max_grad_norm=max_grad_norm),
         not_covered=not_covered,
-        confidence=confidence,
-        tests=tests,
-        every=every,
-        callbacks=callbacks,
-        num_canaries=num_canaries,
-        canaries=canaries.observed(),
+        read_layout=lambda: library.layout,
+        **options,
     )
-    with library.install(AuditedSteps(library, canaries, steps)):
-        yield steps.recorder
+    with library.install(audited):
+        yield audited.steps.recorder
+
+
+def accumulated(releases: Sequence[ObservedStep]) -> ObservedStep:
+    """Return the step whose noisy sum several releases add up to; its canaries are those of the first."""
+    first = releases[0]
+    if len(releases) == 1:
+        return first
+
+    def combined(name: str, combine: Callable[..., Any]) -> Any:
+        values = [getattr(release, name) for release in releases]
+        return None if any(value is None for value in values) else combine(values)
+
+    sums = ("scores", "noise", "total", "examples", "released", "num_rows", "example_sum_norm", "sum_limit")
+    ratios = [
+        release.example_sum_norm / max(release.sum_limit, 1e-3)
+        for release in releases
+        if release.example_sum_norm is not None and release.sum_limit is not None
+    ]
+    ratios += [release.sum_excess for release in releases if release.sum_excess is not None]
+    return replace(
+        first,
+        **{name: combined(name, sum) for name in sums},
+        max_row_norm=combined("max_row_norm", max),
+        row_digests=combined("row_digests", np.concatenate),
+        has_padding=any(release.has_padding for release in releases),
+        sum_excess=max(ratios, default=None),
+        sum_norm=None,  # norms and maxima of several releases do not add up
+        max_noise=None,
+        rounding=sum(release.rounding for release in releases),
+    )

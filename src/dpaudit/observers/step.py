@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.accounting import Claim
-from dpaudit.canaries import CanaryPlan, Directions, GradientCanary, Mixture, ParameterLayout, fresh_seed
+from dpaudit.canaries import CanaryPlan, GradientCanary, Mixture, ParameterLayout, fresh_seed
 from dpaudit.diagnostics import BatchRecord, Leaves, NoiseCheck, ObservedStep
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import (
@@ -37,7 +38,7 @@ from dpaudit.observers._arrays import (
 from dpaudit.observers._neighbors import Neighbor
 from dpaudit.observers._replay import compare_neighbors
 from dpaudit.observers._replay_result import ReleaseFunction, ReplayResult
-from dpaudit.observers._residuals import StepNoise, SumOfOthers, UnknownSumError, is_refuted
+from dpaudit.observers._residuals import KnownSum, UnknownSumError, is_refuted
 from dpaudit.recording import LiveBound, ObservedCanaries, PerStep, Recorder, TrainingInfo, claimed_noise
 
 __all__ = ["ReplayResult", "observe_loss_step", "observe_step", "replay"]
@@ -98,36 +99,30 @@ def observe_step(
     'VIOLATION'
     """
     num_examples, num_parameters = require_rows(gradients)
-    draws = CanaryPlan(canary, _number(num_canaries, canary, num_parameters), fresh_seed(seed))
+    audit = _StepAudit(
+        CanaryPlan(canary, _number(num_canaries, canary, num_parameters), fresh_seed(seed)),
+        ParameterLayout.of([num_parameters] if leaves is None else leaves),
+        leaves,
+        claim=claim,
+        max_grad_norm=max_grad_norm,
+        batch_size=batch_size,
+        num_steps=num_steps,
+        recording={"confidence": confidence, "tests": tests, "callbacks": callbacks},
+    )
 
-    def observed(rows_of_others: Any, uncovered: str) -> Recorder:
-        positions, has_zeros = draws.rng(0, _POSITIONS), not as_numpy(rows_of_others).any()
+    def observed(others: Any, uncovered: str) -> Recorder:
+        positions, has_zeros = audit.draws.rng(0, _POSITIONS), not as_numpy(others).any()
 
         def release(rows: FloatArray, present: BoolArray) -> tuple[FloatArray, int]:
-            chosen, others = rows[present], rows_of_others
+            chosen, batch = rows[present], others
             if has_zeros and num_examples:
-                others = _more_zeros(rows_of_others, len(chosen), positions)
-            if len(others) + len(chosen) == 0:  # a step may need at least one example
+                batch = _more_zeros(others, len(chosen), positions)
+            if len(batch) + len(chosen) == 0:  # a step may need at least one example
                 chosen = np.zeros((1, num_parameters))
-            batch = with_rows(others, chosen, positions)
+            batch = with_rows(batch, chosen, positions)
             return require_vector(step(batch), num_parameters), len(batch)
 
-        return _run_steps(
-            release,
-            rows_of_others,
-            like=rows_of_others,
-            layout=ParameterLayout.of([num_parameters] if leaves is None else leaves),
-            claim=claim,
-            max_grad_norm=max_grad_norm,
-            batch_size=batch_size,
-            num_steps=num_steps,
-            draws=draws,
-            leaves=leaves,
-            confidence=confidence,
-            tests=tests,
-            callbacks=callbacks,
-            uncovered=uncovered,
-        )
+        return audit.run(release, others, like=others, uncovered=uncovered)
 
     try:
         return observed(gradients, _NO_BATCHES)
@@ -152,82 +147,88 @@ def _more_zeros(zeros: Any, num_canaries: int, rng: np.random.Generator) -> Any:
     return like(zeros, np.zeros((number, zeros.shape[1])))
 
 
-def _run_steps(
-    release: Callable[[FloatArray, BoolArray], tuple[FloatArray, int]],
-    gradients: Any,
-    *,
-    like: Any,
-    claim: Claim,
-    max_grad_norm: float,
-    batch_size: float | None,
-    num_steps: int,
-    draws: CanaryPlan,
-    layout: ParameterLayout,
-    leaves: Leaves | None,
-    confidence: float,
-    tests: bool,
-    callbacks: Sequence[Callable[[LiveBound], None]],
-    uncovered: str = _NO_BATCHES,
-) -> Recorder:
-    """Record the releases of all steps; ``like`` has the dtype of gradients.
+class _StepAudit:
+    """The canaries, the claim and the options of an audit of one step, which runs it again and again."""
 
-    ``release`` takes canaries, one per row, and which are present; it also returns the number of rows.
-    """
-    norm = _validate.positive("max_grad_norm", max_grad_norm)
-    divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
-    if not isinstance(claim, Claim):
-        raise InputError(f"Expected claim to be a Claim such as Claim.gaussian(...), got {claim!r}.")
-    eps, largest = precision(like)
-    layout = _fitting(replace(layout, largest=largest / norm), gradients)
-    drawn = _DrawnCanaries(draws, layout)
-    own_noise, num_others = draws.rng(0, _OWN_NOISE), list[int]()
-    multiplier = claimed_noise(claim)
-    noise = (
-        None
-        if multiplier is None
-        else StepNoise(gradients, max_grad_norm=norm, noise_multiplier=multiplier, rng=own_noise)
-    )
-    observed = ObservedCanaries(
-        draws.canary, drawn.directions, lambda: layout, lambda: eps, num_others=num_others.__getitem__
-    )
-    recorder = Recorder(
-        claim=claim,
-        num_steps=num_steps,
-        confidence=confidence,
-        tests=tests,
-        callbacks=callbacks,
-        checks=[NoiseCheck(), BatchRecord(uncovered)],
-        scorer=PerStep(
-            signal=min(draws.canary.scale, 1.0), num_canaries=draws.num_canaries, canaries=observed
-        ),
-        facts=lambda: TrainingInfo(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
-    )
-    others = SumOfOthers(as_numpy(gradients), norm)
-    for index in range(num_steps):
-        directions, present = drawn.directions(index), draws.coins(index)
-        raw, num_rows = release(drawn.rows(index, norm), present)
-        num_others.append(num_rows - int(np.count_nonzero(present)))
-        released = divisor * raw - others.total
-        clipped = np.where(present, norm * np.minimum(draws.canary.lengths(directions), 1.0), 0.0)
-        others.observe(released, directions, clipped)
-        fields = {} if noise is None else noise.fields(released, others.total, directions, present, clipped)
-        recorder.observe(
-            ObservedStep(
+    def __init__(
+        self,
+        draws: CanaryPlan,
+        layout: ParameterLayout,
+        leaves: Leaves | None,
+        *,
+        claim: Claim,
+        max_grad_norm: float,
+        batch_size: float | None,
+        num_steps: int,
+        recording: dict[str, Any],
+    ) -> None:
+        self.draws, self._layout, self._leaves, self._claim = draws, layout, leaves, claim
+        self._norm = _validate.positive("max_grad_norm", max_grad_norm)
+        self._batch_size, self._num_steps, self._recording = batch_size, num_steps, recording
+        self._divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
+        if not isinstance(claim, Claim):
+            raise InputError(f"Expected claim to be a Claim such as Claim.gaussian(...), got {claim!r}.")
+        size = draws.num_canaries, layout.num_parameters
+        text = f"num_canaries={size[0]} gradients of {size[1]} parameters"
+        _validate.fits_memory(text, 8.0 * size[0] * size[1])
+
+    def run(
+        self,
+        release: Callable[[FloatArray, BoolArray], tuple[FloatArray, int]],
+        gradients: Any,
+        *,
+        like: Any,
+        uncovered: str = _NO_BATCHES,
+    ) -> Recorder:
+        """Record the releases of all steps on ``gradients`` and canaries; ``like`` has their dtype.
+
+        ``release`` takes canaries, one per row, and which are present; it also returns the number of rows.
+        """
+        draws, canary, norm, num_others = self.draws, self.draws.canary, self._norm, list[int]()
+        eps, largest = precision(like)
+        layout = _fitting(replace(self._layout, largest=largest / norm), gradients)
+        directions_of = lru_cache(canary.num_variants)(lambda variant: draws.directions(variant, layout))
+        others = KnownSum(
+            gradients,
+            max_grad_norm=norm,
+            noise_multiplier=claimed_noise(self._claim),
+            rng=draws.rng(0, _OWN_NOISE),
+        )
+        observed = ObservedCanaries(
+            canary,
+            lambda index: directions_of(canary.variant(index)),
+            lambda: layout,
+            lambda: eps,
+            num_others=num_others.__getitem__,
+        )
+        recorder = Recorder(
+            claim=self._claim,
+            num_steps=self._num_steps,
+            checks=[NoiseCheck(), BatchRecord(uncovered)],
+            scorer=PerStep(signal=min(canary.scale, 1.0), num_canaries=draws.num_canaries, canaries=observed),
+            facts=lambda: TrainingInfo(canary=canary, max_grad_norm=norm, batch_size=self._batch_size),
+            **self._recording,
+        )
+        for index in range(self._num_steps):
+            directions, present = directions_of(canary.variant(index)), draws.coins(index)
+            lengths = canary.lengths(directions)
+            raw, num_rows = release(norm * lengths[:, None] * directions.dense(), present)
+            num_others.append(num_rows - int(np.count_nonzero(present)))
+            released = self._divisor * raw - others.total
+            clipped = np.where(present, norm * np.minimum(lengths, 1.0), 0.0)
+            step = ObservedStep(
                 scores=directions.project(released) / norm,
                 present=present,
-                leaves=leaves,
+                leaves=self._leaves,
                 released=raw,
-                release_unit=divisor / norm,
+                release_unit=self._divisor / norm,
                 num_rows=num_rows,
                 clipping_norm=norm,
-                **fields,
+                **others.observe(released, directions, present, clipped),
             )
-        )
-    if not draws.canary.moving:
-        recorded = recorder.state_dict()
-        others.require_known(recorded["scores"], recorded["present"], draws.canary.num_variants)
-    others.require_unshifted()
-    return recorder
+            recorder.observe(step)
+        others.require_known()
+        return recorder
 
 
 def _fitting(layout: ParameterLayout, gradients: Any) -> ParameterLayout:
@@ -238,52 +239,6 @@ def _fitting(layout: ParameterLayout, gradients: Any) -> ParameterLayout:
             f"{layout.num_parameters}."
         )
     return layout
-
-
-class _DrawnCanaries:
-    """The canaries of all steps, and those of the current one as rows with an entry for each parameter."""
-
-    def __init__(self, draws: CanaryPlan, layout: ParameterLayout) -> None:
-        self._draws, self._layout = draws, layout
-        self._drawn: dict[int, Directions] = {}
-        size = draws.num_canaries, layout.num_parameters
-        text = f"num_canaries={size[0]} gradients of {size[1]} parameters"
-        _validate.fits_memory(text, 8.0 * size[0] * size[1])
-        self._matrix: FloatArray = np.zeros(size)
-        self._variant = -1
-
-    def directions(self, index: int) -> Directions:
-        """Return the directions of a step's canaries."""
-        variant = self._draws.canary.variant(index)
-        if variant not in self._drawn:
-            self._drawn[variant] = self._draws.directions(index, self._layout)
-        return self._drawn[variant]
-
-    def rows(self, index: int, norm: float) -> FloatArray:
-        """Return the canaries of a step; the array is overwritten in the next one."""
-        variant, directions = self._draws.canary.variant(index), self.directions(index)
-        if variant != self._variant:
-            if self._variant >= 0:
-                _write_rows(self._drawn[self._variant], np.zeros(len(self._matrix)), self._matrix)
-            _write_rows(directions, norm * self._draws.canary.lengths(directions), self._matrix)
-            self._variant = variant
-            if self._draws.canary.moving:
-                self._drawn = {variant: directions}
-        return self._matrix
-
-
-def _write_rows(directions: Directions, lengths: FloatArray, out: FloatArray) -> None:
-    """Write canaries of these lengths to ``out``, at their own coordinates only."""
-    values, apart = lengths[: directions.num_apart] * directions.values, np.arange(directions.num_apart)
-    coordinates = directions.explicit_coordinates
-    places = np.minimum(coordinates, out.shape[1] - 1)
-    out[apart, places] = 0.0
-    for entries, where in zip(values, places, strict=True):  # padding zeros may be at the place of a value
-        out[apart, where] += entries
-    if directions.shared is not None:
-        out[directions.num_apart :, directions.shared.places] = (
-            lengths[directions.num_apart :] * directions.shared.values
-        ).T
 
 
 @_validate.reject_epsilon(_STEP_CLAIM)
@@ -333,21 +288,17 @@ def observe_loss_step(
         batch_examples = map_tree(lambda leaf: leaf[chosen], examples)
         return _flat_gradient(step(observed, params, (batch_examples, canaries)), shapes), len(chosen)
 
-    return _run_steps(
-        release,
-        np.empty((0, size)),
-        like=first,
-        layout=ParameterLayout(tuple(leaf_names(params)), tuple(shapes)),
-        leaves=[int(np.prod(shape)) for shape in shapes],
+    audit = _StepAudit(
+        CanaryPlan(canary, number, fresh_seed(seed)),
+        ParameterLayout(tuple(leaf_names(params)), tuple(shapes)),
+        [int(np.prod(shape)) for shape in shapes],
         claim=claim,
         max_grad_norm=max_grad_norm,
         batch_size=batch_size,
         num_steps=num_steps,
-        draws=CanaryPlan(canary, number, fresh_seed(seed)),
-        confidence=confidence,
-        tests=tests,
-        callbacks=callbacks,
+        recording={"confidence": confidence, "tests": tests, "callbacks": callbacks},
     )
+    return audit.run(release, np.empty((0, size)), like=first)
 
 
 def _with_canaries(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -22,6 +22,7 @@ from dpaudit.diagnostics._diagnosis import joint_causes
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import require_rows
 from dpaudit.observers._residuals import UnknownSumError
+from dpaudit.observers._session import NUMBERS, claimed_numbers
 from dpaudit.observers.step import OTHERS_REPLACED, observe_step
 from dpaudit.pytest_plugin._suite import (
     AuditCall,
@@ -157,17 +158,21 @@ class DpAudit:
         self,
         recorder: Recorder,
         *,
+        claim: Claim | None = None,
         tests: SupportsDiagnose | None = None,
         confidence: float | None = None,  # noqa: ARG002
-        **claim: Any,
+        **options: Any,
     ) -> AuditOutcome:
         """Audit the recorder of an observer or of the native engine; keywords are as in its ``audit()``.
 
-        ``tests`` are ``Diagnostics`` or a ``Diagnose`` hook of the same training run, for recorders without
-        noise.
+        Pass the claim of the real training run, either as ``claim`` or as its numbers. ``tests`` are
+        ``Diagnostics`` or a ``Diagnose`` hook of the same training run, for recorders without noise.
         """
         __tracebackhide__ = True
-        return self._audit(recorder, tests=tests, **claim)
+        if claim is not None:
+            claimed_numbers(claim, **{name: options.get(name) for name in NUMBERS})  # refuses both
+            options["claim"] = claim
+        return self._audit(recorder, tests=tests, **options)
 
     @_audit_call
     def diagnosed(self, tests: SupportsDiagnose, *, confidence: float | None = None) -> Diagnosis:  # noqa: ARG002

@@ -1,7 +1,7 @@
-"""Canaries as arrays: the directions of gradient canaries, and the initial examples of input canaries.
+"""Gradient canaries: their directions as arrays, and their way through the library's clipping.
 
-:func:`hold_out` splits off examples that are not used for training. :class:`JaxInputDomain` is the domain of
-canary inputs.
+A :class:`GradientInsertion` adds canaries to a clipped sum and scores them in a release. If only the library
+clips, they are clipped on their own coordinates (:class:`CompactLeaf`).
 """
 
 from __future__ import annotations
@@ -9,27 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpaudit.canaries import (
-    Adversarial,
-    Blank,
-    Crafted,
-    Directions,
-    HeldOutExamples,
-    InputCanary,
-    Mislabelled,
-    ParameterLayout,
-    fingerprints,
-    require_held_out,
-    split_indices,
-    unseen_indices,
-)
+from dpaudit._types import FloatArray
+from dpaudit.canaries import Directions, GradientCanary
 from dpaudit.errors import InputError
+from dpaudit.observers._session import AuditedSteps
+from dpaudit.observers.jax_privacy._clipping import JaxClip
+from dpaudit.observers.jax_privacy._step_callbacks import (
+    StepCallbacks,
+    flat,
+    num_entries,
+    shape_of,
+    tolerance_of,
+    unflat,
+)
+
+_CHUNK_ENTRIES = 2**24  # matrix entries of canary rows that are in memory together
+_COMPACT_CHUNK = 128  # Dirac canaries to clip together on their own coordinates
+_NUM_CANARIES, _NUM_FULL_ROWS = 1024, 64  # if there are as many parameters; if canaries need full rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +39,7 @@ class JaxCanaryVectors:
     """The directions of a step's canaries: NumPy arrays, or tracers in a compiled step."""
 
     values: Any  # entries x canaries
-    coordinates: Any  # the same shape; if None, the values cover all parameters in row-major order
+    coordinates: Any  # the same shape
     num_parameters: int
     places: Any = None  # of canaries that share them, which are numbered after the others
     shared: Any = None  # places x canaries
@@ -45,12 +47,12 @@ class JaxCanaryVectors:
     @classmethod
     def of(cls, directions: Directions) -> JaxCanaryVectors:
         """Return the vectors with the default float and index types of JAX."""
-        values, coordinates = directions.values.astype(np.float32), directions.coordinates
-        indices = None if coordinates is None else coordinates.astype(np.int32)
+        coordinates = np.minimum(directions.explicit_coordinates, directions.num_parameters - 1)
+        apart = directions.values.astype(np.float32), coordinates.astype(np.int32)
         if directions.shared is None:
-            return cls(values, indices, directions.num_parameters)
+            return cls(*apart, directions.num_parameters)
         places, shared = directions.shared.places.astype(np.int32), directions.shared.values
-        return cls(values, indices, directions.num_parameters, places, shared.astype(np.float32))
+        return cls(*apart, directions.num_parameters, places, shared.astype(np.float32))
 
     @property
     def num_canaries(self) -> int:
@@ -64,12 +66,7 @@ class JaxCanaryVectors:
 
     def project(self, vector: jax.Array) -> jax.Array:
         """Return the dot product of each direction with ``vector``."""
-        if self.coordinates is not None:
-            entries = vector[self.coordinates]
-        else:
-            missing = self.values.size - self.num_parameters
-            entries = jnp.pad(vector, (0, missing)).reshape(self.values.shape)
-        apart = jnp.sum(self.values * entries, axis=0)
+        apart = jnp.sum(self.values * vector[self.coordinates], axis=0)
         if self.shared is None:
             return apart
         return jnp.concatenate([apart, vector[self.places] @ self.shared])
@@ -77,8 +74,6 @@ class JaxCanaryVectors:
     def weighted_sum(self, weights: jax.Array) -> jax.Array:
         """Return the weighted sum of all directions."""
         weighted = jnp.ravel(self.values * weights[: self.num_apart])
-        if self.coordinates is None:
-            return weighted[: self.num_parameters]
         total = jnp.zeros(self.num_parameters).at[self.coordinates.reshape(-1)].add(weighted)
         if self.shared is None:
             return total
@@ -86,10 +81,7 @@ class JaxCanaryVectors:
 
     def support(self) -> jax.Array:
         """Return whether any canary has an entry at each coordinate."""
-        mask = jnp.zeros(self.num_parameters, bool)
-        if self.coordinates is None:
-            return ~mask
-        mask = mask.at[self.coordinates.reshape(-1)].set(True)
+        mask = jnp.zeros(self.num_parameters, bool).at[self.coordinates.reshape(-1)].set(True)
         return mask if self.places is None else mask.at[self.places].set(True)
 
     def rows(self, numbers: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -101,59 +93,30 @@ class JaxCanaryVectors:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class CompactLeaf:
-    """The canary entries in one leaf, which chunks of canaries clip without the other coordinates.
+    """The entries of canaries in one leaf, without the coordinates that a chunk of canaries leaves out."""
 
-    All arrays are chunks x columns; a column has one entry. Padding has the value 0.
-    """
-
-    values: Any
-    numbers: Any  # of canaries
-    coordinates: Any  # within the leaf; its size for padding
+    values: Any  # chunks x canaries of a chunk x columns
+    coordinates: Any  # chunks x columns, within the leaf; its size for padding
 
     @classmethod
-    def of(cls, vectors: JaxCanaryVectors, sizes: Sequence[int], chunk: int) -> list[CompactLeaf]:
-        """Return the entries in leaves with these sizes, for chunks of this many canaries."""
-        coordinates = vectors.coordinates
-        if coordinates is None:
-            coordinates = np.arange(vectors.values.size).reshape(vectors.values.shape)
-        entries, numbers = np.nonzero(vectors.values)
-        places, values = coordinates[entries, numbers], vectors.values[entries, numbers]
-        leaves, num_chunks = [], math.ceil(vectors.num_apart / chunk)
+    def of(cls, values: Any, coordinates: Any, sizes: Sequence[int], chunk: int) -> list[CompactLeaf]:
+        """Return the entries (entries x canaries) in leaves with these sizes, in chunks of canaries."""
+        entries, numbers = np.nonzero(values)
+        places, values = coordinates[entries, numbers], values[entries, numbers]
+        leaves, num_chunks = [], math.ceil(coordinates.shape[1] / chunk)
         for first, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
-            inside = np.flatnonzero((places >= first) & (places < first + size))
-            inside = inside[np.argsort(numbers[inside] // chunk, kind="stable")]
-            counts = np.bincount(numbers[inside] // chunk, minlength=num_chunks)
-            where = np.arange(max(1, counts.max())) < counts[:, None]  # filled in order of the chunks
-            numbered, filled = np.zeros(where.shape, np.int32), np.full(where.shape, size, np.int32)
-            leaf = cls(np.zeros(where.shape, np.float32), numbered, filled)
-            leaf.values[where], leaf.numbers[where] = values[inside], numbers[inside]
-            leaf.coordinates[where] = places[inside] - first
+            inside = (places >= first) & (places < first + size)
+            owners = numbers[inside]
+            keys, inverse = np.unique(owners // chunk * size + places[inside] - first, return_inverse=True)
+            chunks, coordinate = np.divmod(keys, max(size, 1))
+            column = np.arange(keys.size) - np.searchsorted(chunks, chunks)
+            width = 1 + column.max(initial=0)
+            leaf = cls(
+                np.zeros((num_chunks, chunk, width), np.float32), np.full((num_chunks, width), size, np.int32)
+            )
+            leaf.values[owners // chunk, owners % chunk, column[inverse]] = values[inside]
+            leaf.coordinates[chunks, column] = coordinate
             leaves.append(leaf)
-        return leaves
-
-    def chunk(self, number: int) -> CompactLeaf:
-        """Return the entries of one chunk."""
-        return CompactLeaf(self.values[number], self.numbers[number], self.coordinates[number])
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class SharedLeaf:
-    """The places in one leaf that several canaries share, and the values there."""
-
-    values: Any  # places x canaries
-    coordinates: Any  # within the leaf; its size for padding
-
-    @classmethod
-    def of(cls, vectors: JaxCanaryVectors, sizes: Sequence[int]) -> list[SharedLeaf]:
-        """Return the places in leaves with these sizes, at least one of each, which may be padding."""
-        leaves = []
-        for first, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
-            inside = (vectors.places >= first) & (vectors.places < first + size)
-            values, where = vectors.shared[inside], (vectors.places[inside] - first).astype(np.int32)
-            if where.size == 0:
-                values, where = np.zeros((1, vectors.shared.shape[1]), np.float32), np.array([size], np.int32)
-            leaves.append(cls(values, where))
         return leaves
 
 
@@ -174,144 +137,234 @@ def stacked(variants: Sequence[Any], padding: int = 0) -> Any:
     return jax.tree.map(join, *variants)
 
 
-def layout_of(tree: Any, largest: float) -> ParameterLayout:
-    """Return the named parameters of a gradient."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in leaves]
-    return ParameterLayout(tuple(names), tuple(tuple(leaf.shape) for _, leaf in leaves), largest)
+class GradientInsertion:
+    """Gradient canaries, which pass only through the library's clipping."""
 
+    def __init__(self, callbacks: StepCallbacks, canary: GradientCanary) -> None:
+        if canary.moving and canary.num_variants > 1:
+            raise InputError(f"Expected canaries that do not move, got {canary!r}: pass moving=False.")
+        self._callbacks, self._audited, self._canary = callbacks, callbacks.audited, canary
+        self._plans: CanaryPlans | None = None
 
-def flat(tree: Any) -> jax.Array:
-    """Return a gradient as one flat vector."""
-    return jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)])
+    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
+        norm, plans = clip.norm(self._callbacks.norm), self._plans or self._planned(clip, total)
+        vectors, variant = self._vectors(plans)
+        lengths = norm * plans.lengths(variant) * self._callbacks.presence()
+        canaries = self._clipped(_ClipCall(clip, args, total), vectors, lengths, variant)
+        joined = jax.tree.map(jnp.add, total, canaries)
+        strays = _strays(vectors, flat(canaries), tolerance_of(total))
+        batch, both = vectors.project(flat(total)), vectors.project(flat(joined))
+        self._callbacks.call(self._note, None, batch, both, *strays, measured)
+        return joined
 
-
-def unflat(vectors: jax.Array, like: Any) -> Any:
-    """Return the last dimension as a gradient structured like ``like``; leading dimensions are kept."""
-    leaves, structure = jax.tree.flatten(like)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    pieces = jnp.split(vectors, ends, axis=-1)
-    shaped = [
-        piece.reshape(*vectors.shape[:-1], *leaf.shape).astype(leaf.dtype)
-        for piece, leaf in zip(pieces, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, shaped)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class HeldOutArrays(HeldOutExamples[np.ndarray]):
-    """Inputs and their classes; created only by :func:`hold_out`, so that no batch is passed by mistake."""
-
-    _expected: ClassVar[str] = "hold_out(inputs, targets, ...), got arrays"
-
-
-@dataclass(frozen=True, eq=False)
-class Given(InputCanary):
-    """Examples of your own, each used as a canary."""
-
-    inputs: Any
-    targets: Any
-
-    def __post_init__(self) -> None:
-        _require_pairs(np.asarray(self.inputs), np.asarray(self.targets))
-
-
-def hold_out(
-    inputs: Any, targets: Any, num_held_out: int, *, seed: int = 0, num_classes: int | None = None
-) -> tuple[tuple[np.ndarray, np.ndarray], HeldOutArrays]:
-    """Split off ``num_held_out`` random examples; return the remaining inputs and targets, and the examples.
-
-    Train on the first part. This is not verified, because the data set of compiled steps cannot be checked,
-    so never split a batch. Held-out examples with duplicates in the first part are dropped. The number of
-    classes is taken from the targets unless ``num_classes`` is given.
-    """
-    inputs, targets = np.asarray(inputs), np.asarray(targets)
-    _require_pairs(inputs, targets)
-    rest, held = split_indices(len(targets), num_held_out, seed)
-    held = held[unseen_indices(fingerprints(inputs[held]), set(fingerprints(inputs[rest])))]
-    count = 1 + int(targets.max()) if num_classes is None else num_classes
-    return (inputs[rest], targets[rest]), HeldOutArrays.split_off(inputs[held], targets[held], count)
-
-
-def _require_pairs(inputs: np.ndarray, targets: np.ndarray) -> None:
-    if targets.ndim != 1 or inputs.ndim < 2 or len(inputs) != len(targets) or len(targets) == 0:
-        raise InputError(
-            f"Expected inputs with one class each, got arrays of shapes {inputs.shape} and {targets.shape}."
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class JaxInputDomain:
-    """The range from ``low`` to ``high`` of each entry, or just these two values if features are binary.
-
-    The pixels of an image share one range; the features of a table have one each.
-    """
-
-    low: np.ndarray
-    high: np.ndarray
-    is_binary: bool
-
-    @classmethod
-    def of(cls, inputs: np.ndarray) -> JaxInputDomain:
-        """Return the domain of these inputs."""
-        low, high = inputs.min(), inputs.max()
-        if low < high and bool(((inputs == low) | (inputs == high)).all()):
-            return cls(low, high, is_binary=True)
-        axis = 0 if inputs.ndim == 2 else None
-        return cls(inputs.min(axis=axis), inputs.max(axis=axis), is_binary=False)
+    def _planned(self, clip: JaxClip, total: Any) -> CanaryPlans:
+        """Lay the canaries out on the first gradient; if no number is given, as many as fit."""
+        if not self._audited.is_number_known:
+            limit = _NUM_FULL_ROWS if clip.needs_full_rows or self._canary.moving else _NUM_CANARIES
+            fitting = max(1, num_entries(total) // self._canary.places_per_canary)
+            # a resumed run has as many canaries as before
+            self._audited.choose_number(self._audited.steps.recorder.num_canaries or min(limit, fitting))
+        self._plans = CanaryPlans(self._audited, self._canary)
+        return self._plans
 
     @property
-    def span(self) -> np.ndarray:
-        """The length of the range, the unit of step sizes and radii."""
-        return np.asarray(self.high - self.low)
+    def _made_plans(self) -> CanaryPlans:
+        assert self._plans is not None  # since the first call of the gradient function
+        return self._plans
 
-    def nearest(self, inputs: Any) -> Any:
-        """Return the nearest inputs in the domain, with the same type; ties go to ``low``."""
-        # NumPy stays NumPy: callbacks from compiled code must not use JAX, which would deadlock
-        array = np if isinstance(inputs, np.ndarray) else jnp
-        if self.is_binary:
-            nearest = array.where(inputs > (self.low + self.high) / 2, self.high, self.low)
-        else:
-            nearest = array.clip(inputs, self.low, self.high)
-        return nearest.astype(inputs.dtype)
+    def _clipped(self, call: _ClipCall, vectors: JaxCanaryVectors, lengths: jax.Array, variant: Any) -> Any:
+        """Return the clipped sum of canaries of these lengths."""
+        clip = call.clip
+        if clip.needs_full_rows or self._canary.moving:  # whose coordinates are not known yet
+            return _clipped_rows(call, vectors, lengths)
+        size = max(1, round(_COMPACT_CHUNK / math.sqrt(len(vectors.values))))
+        sizes = [_multiple(min(size, vectors.num_apart), clip)]
+        if vectors.shared is not None:
+            sizes.append(_multiple(vectors.num_canaries - vectors.num_apart, clip))
+        groups = self._made_plans.compact(variant, sizes)
+        totals = [
+            _clipped_compact(call, leaves, group)
+            for leaves, group in zip(groups, jnp.split(lengths, [vectors.num_apart]), strict=False)
+        ]
+        return jax.tree.map(lambda *sums: sum(sums), *totals)
 
-    def flipped(self, inputs: Any) -> Any:
-        """Return the inputs with every binary feature flipped."""
-        return self.low + self.high - inputs
+    def _note(self, batch: Any, joined: Any, outside: Any, inside: Any, measured: Any) -> None:
+        if inside and not outside and self._canary.num_variants > 1:  # what arrives is tested
+            self._audited.steps.note_not_covered(
+                "clipping changes the direction of canaries, so that they are not subtracted completely and "
+                "the weights differ from those without the audit"
+            )
+        elif outside or inside:
+            raise InputError(
+                "Expected a gradient function that only clips, scales and sums, got one that also adds other "
+                "terms or changes directions, which cannot be distinguished from canaries: apply these after "
+                "the noise."
+            )
+        self._callbacks.add_pending(batch, joined, measured)
+
+    def subtract(self, arrived: Any, released: Any) -> Any:
+        vectors, _ = self._vectors(self._made_plans)
+        after, before = (vectors.project(flat(tree)) for tree in (released, arrived))
+        sampled = self._callbacks.sample_release(released, arrived)
+        room = np.float32(tolerance_of(arrived))
+        inserted = self._callbacks.call(self._release, shape_of(after), after, before, sampled, room)
+        return jax.tree.map(jnp.subtract, arrived, unflat(vectors.weighted_sum(inserted), arrived))
+
+    def _release(self, products: Any, arrived: Any, sampled: Any, tolerance: Any) -> FloatArray:
+        """Keep the scores of a release; return the contribution of the canaries to the sum ``arrived``."""
+        pending, scale = self._callbacks.take_pending(arrived, tolerance)
+        scores = (np.asarray(products, np.float64) - scale * pending.batch) / self._callbacks.norm
+        self._callbacks.finish_release(scores, pending, scale, sampled)
+        inserted = np.nan_to_num(scale * pending.inserted, nan=0.0, posinf=0.0, neginf=0.0)
+        return inserted.astype(np.float32)
+
+    def _vectors(self, plans: CanaryPlans) -> tuple[JaxCanaryVectors, Any]:
+        """Return the directions of this step's canaries and their variant; called inside compiled code."""
+        if self._canary.moving:
+            first = plans.vectors(0)
+            shapes = jax.tree.map(shape_of, (first.values, first.coordinates))
+            values, coordinates = self._callbacks.call(self._moved, shapes)
+            return JaxCanaryVectors(values, coordinates, first.num_parameters), 0
+        variant: Any = 0
+        if self._canary.num_variants > 1:
+            variant = self._callbacks.call(self._variant, shape_of(np.zeros((), np.int32)))
+        return plans.vectors(variant), variant
+
+    def _variant(self) -> np.ndarray:
+        return np.asarray(self._canary.variant(self._audited.steps.index), np.int32)
+
+    def _moved(self) -> tuple[Any, Any]:
+        vectors = JaxCanaryVectors.of(self._audited.directions)
+        return vectors.values, vectors.coordinates
 
 
-def require_examples(canary: InputCanary, data: object) -> None:
-    """Raise if canaries of this kind cannot be made from the data."""
-    if isinstance(canary, Given):
-        if data is not None:
-            raise InputError("Expected no held_out with Given(...), which contains its own examples.")
-        return
-    if not isinstance(canary, Blank | Mislabelled | Adversarial | Crafted):
-        raise InputError(
-            "Expected canary to be Blank(), Mislabelled(), Adversarial(), Crafted() or Given(...), "
-            f"got {canary!r}."
-        )
-    dtype = require_held_out(canary, data, HeldOutArrays).inputs.dtype
-    if canary.uses_weights and not np.issubdtype(dtype, np.floating):
-        raise InputError(
-            f"Expected floating-point inputs for {canary!r}, which needs the gradient of the loss with "
-            f"respect to them, got {dtype}: use Mislabelled()."
-        )
+class CanaryPlans:
+    """All sets of directions that steps take in turn, in arrays from which compiled code selects one."""
+
+    def __init__(self, audited: AuditedSteps, canary: GradientCanary) -> None:
+        self._layout = audited.layout
+        sets = [audited.directions_of(index) for index in range(1 if canary.moving else canary.num_variants)]
+        self._vectors = [JaxCanaryVectors.of(directions) for directions in sets]
+        self._lengths = np.stack([canary.lengths(directions) for directions in sets]).astype(np.float32)
+        self._arrays = stacked([(v.values, v.coordinates, v.places, v.shared) for v in self._vectors])
+        self._compact: dict[tuple[int, ...], Any] = {}
+
+    def _chosen(self, arrays: Any, variant: Any) -> Any:
+        """Return the arrays of one set."""
+        if len(self._vectors) == 1:
+            return jax.tree.map(lambda array: array[0], arrays)
+        return jax.tree.map(lambda array: jnp.asarray(array)[variant], arrays)
+
+    def vectors(self, variant: Any) -> JaxCanaryVectors:
+        """Return one set of directions."""
+        values, coordinates, places, shared = self._chosen(self._arrays, variant)
+        return JaxCanaryVectors(values, coordinates, self._layout.num_parameters, places, shared)
+
+    def lengths(self, variant: Any) -> Any:
+        """Return the norm of each canary in clipping norms."""
+        return self._chosen(self._lengths, variant)
+
+    def compact(self, variant: Any, chunks: Sequence[int]) -> list[list[CompactLeaf]]:
+        """Return the entries of one set in each leaf: of canaries apart, and of those that share places.
+
+        ``chunks`` are the numbers of canaries of each kind that are clipped together.
+        """
+        key = tuple(chunks)
+        if key not in self._compact:
+            sizes = [int(size) for size in self._layout.sizes]
+            kinds = [[(v.values, v.coordinates) for v in self._vectors]]
+            if len(chunks) > 1:
+                kinds.append(
+                    [(v.shared, np.broadcast_to(v.places[:, None], v.shared.shape)) for v in self._vectors]
+                )
+            variants = [
+                [CompactLeaf.of(*arrays, sizes, chunk) for arrays in kind]
+                for kind, chunk in zip(kinds, chunks, strict=True)
+            ]
+            # padding has a coordinate past the last one of its leaf
+            self._compact[key] = [
+                [stacked([leaves[i] for leaves in kind], size) for i, size in enumerate(sizes)]
+                for kind in variants
+            ]
+        groups: list[list[CompactLeaf]] = self._chosen(self._compact[key], variant)
+        return groups
 
 
-def first_examples(
-    canary: InputCanary, data: HeldOutArrays | None, num_canaries: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs and classes of canaries, each from a different example if there are enough."""
-    if isinstance(canary, Given):
-        return np.asarray(canary.inputs), np.asarray(canary.targets)
-    assert data is not None  # required for this canary
-    chosen = rng.choice(len(data), num_canaries, replace=num_canaries > len(data))
-    inputs, targets = data.inputs[chosen], data.targets[chosen]
-    if isinstance(canary, Blank):
-        zeros = JaxInputDomain.of(data.inputs).nearest(np.zeros_like(inputs))
-        return zeros, rng.integers(0, data.num_classes, num_canaries).astype(targets.dtype)
-    if isinstance(canary, Mislabelled):
-        others = rng.integers(1, data.num_classes, num_canaries)
-        return inputs, ((targets + others) % data.num_classes).astype(targets.dtype)
-    return inputs, targets
+@dataclass(frozen=True, eq=False)
+class _ClipCall:
+    """A call of the gradient function, in which canaries are clipped like its examples."""
+
+    clip: JaxClip
+    args: tuple[Any, ...]
+    like: Any  # structured like a gradient
+
+    def total(self, rows: Any) -> Any:
+        """Return the clipped sum of ``rows``."""
+        return self.clip.total(self.args, rows)
+
+
+def _multiple(count: int, clip: JaxClip) -> int:
+    """Return the number of rows that ``count`` canaries need: a multiple of the microbatch size."""
+    return clip.multiple * math.ceil(count / clip.multiple)
+
+
+def _clipped_compact(call: _ClipCall, compact: list[CompactLeaf], lengths: jax.Array) -> Any:
+    """Return the clipped sum of canaries of these lengths, one chunk after another."""
+    leaves, structure = jax.tree.flatten(call.like)
+    num_chunks, size, _ = compact[0].values.shape
+    padded = jnp.pad(lengths, (0, num_chunks * size - lengths.size)).reshape(num_chunks, size, 1)
+
+    def clipped(chunk: Any) -> list[jax.Array]:
+        rows = [
+            (entries * chunk[1]).reshape(_narrow(leaf, size)).astype(leaf.dtype)
+            for leaf, entries in zip(leaves, chunk[0], strict=True)
+        ]
+        total = call.total(jax.tree.unflatten(structure, rows))
+        return [jnp.ravel(leaf) for leaf in jax.tree.leaves(total)]
+
+    chunks = [entries.values for entries in compact], padded
+    if num_chunks > 1 and isinstance(lengths, jax.core.Tracer):  # otherwise compiled in each step
+        sums = jax.lax.scan(lambda _, chunk: (None, clipped(chunk)), None, chunks)[1]
+    else:
+        each = [clipped(jax.tree.map(lambda array: array[i], chunks)) for i in range(num_chunks)]  # noqa: B023
+        sums = [jnp.stack(totals) for totals in zip(*each, strict=True)]
+    placed = [
+        jnp.zeros(leaf.size, total.dtype).at[entries.coordinates].add(total, mode="drop").reshape(leaf.shape)
+        for leaf, entries, total in zip(leaves, compact, sums, strict=True)
+    ]
+    return jax.tree.unflatten(structure, placed)
+
+
+def _narrow(leaf: Any, num_rows: int) -> tuple[int, ...]:
+    """Return the shape of rows with as many dimensions as the rows of a leaf."""
+    return (num_rows, -1, *[1] * (leaf.ndim - 1)) if leaf.ndim else (num_rows,)
+
+
+def _clipped_rows(call: _ClipCall, vectors: JaxCanaryVectors, lengths: jax.Array) -> Any:
+    """Return the clipped sum of canaries, from rows with an entry for each parameter."""
+
+    def clipped(numbers: jax.Array) -> Any:
+        inside = jnp.minimum(numbers, vectors.num_canaries - 1)
+        rows = vectors.rows(inside, jnp.where(numbers == inside, lengths[inside], 0.0))
+        return call.total(unflat(rows, call.like))
+
+    chunks = _chunks(vectors, call.clip.multiple)
+    first = clipped(chunks[0])
+    if len(chunks) == 1:
+        return first
+    add = lambda total, chunk: (jax.tree.map(jnp.add, total, clipped(chunk)), None)  # noqa: E731
+    return jax.lax.scan(add, first, chunks[1:])[0]
+
+
+def _strays(vectors: JaxCanaryVectors, canaries: jax.Array, tolerance: float) -> tuple[jax.Array, jax.Array]:
+    """Return whether a sum is not a linear combination of canaries, outside and at their coordinates."""
+    strays = jnp.abs(canaries - vectors.weighted_sum(vectors.project(canaries)))
+    room, inside = tolerance * jnp.max(jnp.abs(canaries)), vectors.support()
+    return jnp.max(jnp.where(inside, 0.0, strays)) > room, jnp.max(jnp.where(inside, strays, 0.0)) > room
+
+
+def _chunks(vectors: JaxCanaryVectors, multiple: int) -> jax.Array:
+    """Return canary numbers, as many per row as fit in memory; numbers past the last canary are padding."""
+    fitting = max(1, _CHUNK_ENTRIES // vectors.num_parameters)
+    size = multiple * math.ceil(min(fitting, vectors.num_canaries) / multiple)
+    return jnp.arange(size * math.ceil(vectors.num_canaries / size)).reshape(-1, size)

@@ -79,7 +79,7 @@ class JaxClip:
         if norms is not None and padding is not None:
             norms = jnp.where(jnp.asarray(padding, bool), 0.0, norms)
         return {
-            "norm": jnp.sqrt(sum(squares)),
+            "example_sum_norm": jnp.sqrt(sum(squares)),
             "num_rows": jnp.asarray(count if padding is None else count - jnp.sum(padding)),
             "has_padding": jnp.asarray(padding is None),
             "weights": self._weights(args, total),

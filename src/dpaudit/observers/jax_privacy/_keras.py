@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Unpack
 
 import jax_privacy
 
-from dpaudit import _validate
-from dpaudit.canaries import GradientCanary, Mixture, fresh_seed
+from dpaudit.canaries import GradientCanary
 from dpaudit.errors import InputError
-from dpaudit.observers._session import LaidOutCanaries, StepRecorder, session
+from dpaudit.observers._session import MIXTURE, AuditedSteps, AuditOptions, observer, session
+from dpaudit.observers.jax_privacy._canaries import GradientInsertion
 from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
-from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserver
+from dpaudit.observers.jax_privacy._observe import JaxObserver
 from dpaudit.observers.jax_privacy._step_callbacks import StepBarrier, StepCallbacks, observed_batches
-from dpaudit.recording import DPSGDParams, LiveBound, Recorder, TrainingInfo
-from dpaudit.recording._claim_source import CLAIM_PARTS
-
-_MIXTURE = Mixture()
+from dpaudit.recording import DPSGDParams, Recorder, TrainingInfo
 
 
-@_validate.reject_epsilon(CLAIM_PARTS)
+@observer
 @session
 def observe_model(
     model: Any,
     *,
-    canary: GradientCanary = _MIXTURE,
+    canary: GradientCanary = MIXTURE,
     num_canaries: int | None = None,
-    noise_multiplier: float | None = None,
-    sample_rate: float | None = None,
-    num_steps: int | None = None,
-    delta: float | None = None,
-    confidence: float = 0.95,
-    tests: bool = True,
-    seed: int | None = None,
-    every: int | None = None,
-    callbacks: Sequence[Callable[[LiveBound], None]] = (),
+    **options: Unpack[AuditOptions],
 ) -> Iterator[Recorder]:
     """Audit ``model.fit`` inside the ``with`` block.
 
@@ -48,36 +37,31 @@ def observe_model(
     """
     config = _config(model)
     require_unmarked(model.train_step, "model")
-    barrier, canaries = StepBarrier(), LaidOutCanaries(canary, num_canaries, fresh_seed(seed))
+    barrier = StepBarrier()
     sampling = (
         "fit() is assumed to use Poisson sampling, as claimed"
         if config.poisson_sampling_in_fit
         else "the claim assumes Poisson sampling, but fit() uses the given batches (with "
         "poisson_sampling_in_fit=True, it draws them by Poisson sampling)"
     )
-    steps = StepRecorder(
+    audited = AuditedSteps(
         canary,
+        num_canaries,
         lambda: _read_params(model, config),
-        DPSGDParams(
-            noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
-        ),
         batches=observed_batches(),
         facts=lambda: TrainingInfo(
             canary=canary, max_grad_norm=config.clipping_norm, batch_size=config.effective_batch_size
         ),
-        confidence=confidence,
-        tests=tests,
-        every=every,
-        callbacks=callbacks,
         not_covered=(f"how batches are drawn is not tested: {sampling}",),
         synchronize=barrier.wait,
-        num_canaries=num_canaries,
-        canaries=canaries.observed(),
+        **options,
     )
-    step_callbacks = StepCallbacks(steps, barrier, num_releases=config.gradient_accumulation_steps)
-    observer = JaxObserver(step_callbacks, GradientInsertion(step_callbacks, canaries))
-    with _observed(model, observer), barrier.own_error():
-        yield steps.recorder
+    callbacks = StepCallbacks(audited, barrier, num_releases=config.gradient_accumulation_steps)
+    with (
+        _observed(model, JaxObserver(callbacks, GradientInsertion(callbacks, canary))),
+        barrier.own_error(),
+    ):
+        yield audited.steps.recorder
         barrier.wait()  # for the last step
 
 
@@ -101,11 +85,11 @@ def _read_params(model: Any, config: Any) -> DPSGDParams:
 
 
 @contextmanager
-def _observed(model: Any, observer: JaxObserver) -> Iterator[None]:
+def _observed(model: Any, wrap: JaxObserver) -> Iterator[None]:
     """Recompile the step with the observer in it, and without it afterwards."""
     train_step = model.train_step
     model.train_step, model.train_function = (
-        MethodType(marked(_observed_step(train_step, observer)), model),
+        MethodType(marked(_observed_step(train_step, wrap)), model),
         None,
     )
     try:
@@ -114,7 +98,7 @@ def _observed(model: Any, observer: JaxObserver) -> Iterator[None]:
         model.train_step, model.train_function = train_step, None
 
 
-def _observed_step(train_step: Any, observer: JaxObserver) -> FunctionType:
+def _observed_step(train_step: Any, wrap: JaxObserver) -> FunctionType:
     """Return the library's training step with its gradient function and its privatizer observed.
 
     It is a copy for one model: it and the functions that it calls look names up in a copy of the variables of
@@ -126,9 +110,7 @@ def _observed_step(train_step: Any, observer: JaxObserver) -> FunctionType:
             "Expected the train_step that keras_api.make_private gave the model, got another one: pass the "
             "model as it was returned, and replace its train_step inside the with block."
         )
-    view = _LibraryView(
-        jax_privacy, {"clipped_grad": observer.gradient, "gaussian_privatizer": observer.privatizer}
-    )
+    view = _LibraryView(jax_privacy, {"clipped_grad": wrap.gradient, "gaussian_privatizer": wrap.privatizer})
     variables = {name: view.seen(name, value) for name, value in step.__globals__.items()}
     for name, value in variables.items():
         if isinstance(value, FunctionType) and value.__globals__ is step.__globals__:

@@ -1,12 +1,18 @@
-"""``observe()`` for loops with ``clipped_grad`` and a privatizer, and the claim that it reads from them."""
+"""``observe()`` for loops with ``clipped_grad`` and a privatizer, and the claim that it reads from them.
+
+:class:`JaxObserver` wraps both functions. An :class:`Insertion` adds canaries between the clipping and the
+noise of a step, and scores them in a release.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import math
 from contextlib import ExitStack
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, Unpack, final
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax_privacy.batch_selection import CyclicPoissonSampling
@@ -14,19 +20,15 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
 from dpaudit import _validate
-from dpaudit.canaries import CanaryCoins, GradientCanary, InputCanary, Mixture, fresh_seed, refuse_held_out
+from dpaudit.canaries import GradientCanary, InputCanary, ParameterLayout, refuse_held_out
 from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.errors import InputError
-from dpaudit.observers._session import LaidOutCanaries, StepRecorder
-from dpaudit.observers.jax_privacy._canaries import Given, HeldOutArrays, require_examples
-from dpaudit.observers.jax_privacy._clipping import require_unmarked
-from dpaudit.observers.jax_privacy._input_observer import InputInsertion
-from dpaudit.observers.jax_privacy._observer import GradientInsertion, Insertion, JaxObserver
+from dpaudit.observers._session import MIXTURE, AuditedSteps, AuditOptions, observer
+from dpaudit.observers.jax_privacy._canaries import GradientInsertion
+from dpaudit.observers.jax_privacy._clipping import JaxClip, marked, require_unmarked
+from dpaudit.observers.jax_privacy._inputs import HeldOutArrays, InputInsertion, num_inputs
 from dpaudit.observers.jax_privacy._step_callbacks import StepBarrier, StepCallbacks, observed_batches
-from dpaudit.recording import DPSGDParams, LiveBound, Recorder, TrainingInfo
-from dpaudit.recording._claim_source import CLAIM_PARTS
-
-_MIXTURE = Mixture()
+from dpaudit.recording import DPSGDParams, Recorder, TrainingInfo
 
 
 class ObservedFunctions(NamedTuple):
@@ -65,26 +67,18 @@ class Observed(ObservedFunctions):
         return self._block.__exit__(*error)
 
 
-@_validate.reject_epsilon(CLAIM_PARTS)
+@observer
 def observe(
     grad_fn: Any,
     privatizer: optax.GradientTransformation,
     *,
-    canary: GradientCanary | InputCanary = _MIXTURE,
+    canary: GradientCanary | InputCanary = MIXTURE,
     held_out: HeldOutArrays | None = None,
     num_canaries: int | None = None,
-    noise_multiplier: float | None = None,
     max_grad_norm: float | None = None,
-    sample_rate: float | None = None,
-    num_steps: int | None = None,
-    delta: float | None = None,
     sampling: Any = None,
     num_examples: int | None = None,
-    confidence: float = 0.95,
-    tests: bool = True,
-    seed: int | None = None,
-    every: int | None = None,
-    callbacks: Sequence[Callable[[LiveBound], None]] = (),
+    **options: Unpack[AuditOptions],
 ) -> Observed:
     """Audit the steps that use the two returned functions; use them in a ``with`` block for short errors.
 
@@ -96,11 +90,9 @@ def observe(
     noise multiplier is read from both functions, and the sample rate from ``sampling`` (a strategy of
     ``jax_privacy.batch_selection``), unless passed here or to ``audit()``. The default of ``max_grad_norm``
     is the bound that ``grad_fn`` states. If each example is always the same row, pass ``num_examples``, the
-    number of examples in the data set: then the batches are tested by digests of their rows. ``seed`` is the
-    random seed of the audit, by default from the operating system. ``callbacks`` receive the live bound every
-    ``every`` steps; they may raise to end the training run. Bound and tests share the error rate of
-    ``confidence``; with ``tests=False`` nothing but the scores is tested, and the bound has all of it. If
-    gradients stop being finite, the audit ends there with a warning.
+    number of examples in the data set: then the batches are tested by digests of their rows. ``options`` are
+    :class:`~dpaudit.observers.AuditOptions`. If gradients stop being finite, the audit ends there with a
+    warning.
 
     By default there are 1,024 gradient canaries, or half as many as a smaller model has parameters (64 if
     they move, or if code of others clips or wraps the clipping). With ``held_out``, the examples that
@@ -116,52 +108,127 @@ def observe(
         origins = {"noise_multiplier": "the privatizer", "sample_rate": "sampling="}
         return DPSGDParams(noise_multiplier=multiplier, sample_rate=rate, origins=origins)
 
-    is_input = isinstance(canary, InputCanary)
     if isinstance(canary, InputCanary):
-        require_examples(canary, held_out)
-        num_canaries = _num_inputs(canary, num_canaries)
-        coins = CanaryCoins(num_canaries, fresh_seed(seed))
+        num_canaries = num_inputs(canary, held_out, num_canaries)
     else:
         refuse_held_out(canary, held_out)
-        canaries = LaidOutCanaries(canary, num_canaries, fresh_seed(seed))
     barrier = StepBarrier()
-    steps = StepRecorder(
+    audited = AuditedSteps(
         canary,
+        num_canaries,
         read,
-        DPSGDParams(
-            noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
-        ),
         batches=observed_batches(RowRecord(num_examples)),
         facts=lambda: TrainingInfo(canary=canary, max_grad_norm=step_callbacks.norm),
-        confidence=confidence,
-        tests=tests,
-        coupled=is_input,
-        every=every,
-        callbacks=callbacks,
         synchronize=barrier.wait,
-        num_canaries=num_canaries,
-        canaries=None if is_input else canaries.observed(),
+        **options,
     )
-    step_callbacks = StepCallbacks(steps, barrier)
+    step_callbacks = StepCallbacks(audited, barrier)
     insertion: Insertion
     if isinstance(canary, InputCanary):
-        insertion = InputInsertion(step_callbacks, coins, canary, held_out)
+        insertion = InputInsertion(step_callbacks, canary, held_out)
     else:
-        insertion = GradientInsertion(step_callbacks, canaries)
-    observer = JaxObserver(step_callbacks, insertion, max_grad_norm)
-    observed = Observed(observer.gradient(grad_fn), observer.privatizer(privatizer), steps.recorder)
+        insertion = GradientInsertion(step_callbacks, canary)
+    wrap = JaxObserver(step_callbacks, insertion, max_grad_norm, tests_rows=True)
+    observed = Observed(wrap.gradient(grad_fn), wrap.privatizer(privatizer), audited.steps.recorder)
     observed.barrier = barrier
     return observed
 
 
-def _num_inputs(canary: InputCanary, count: int | None) -> int:
-    if not isinstance(canary, Given):
-        return 16 if count is None else count
-    if count not in (None, len(canary.targets)):
-        raise InputError(
-            f"Expected num_canaries={count} to be {len(canary.targets)}, the number of given examples."
-        )
-    return len(canary.targets)
+class Insertion(Protocol):
+    """Canaries of one kind; both methods are called inside compiled code."""
+
+    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
+        """Return ``total``, the sum computed from these arguments, plus the canaries of this step.
+
+        ``measured`` is to be passed to :meth:`StepCallbacks.add_pending`.
+        """
+
+    def subtract(self, arrived: Any, released: Any) -> Any:
+        """Score the canaries in ``released``; return ``arrived``, the sum before noise, without them."""
+
+
+class JaxObserver:
+    """An observer that adds canaries to the clipped sum and subtracts them after the noise."""
+
+    def __init__(
+        self,
+        callbacks: StepCallbacks,
+        insertion: Insertion,
+        max_grad_norm: float | None = None,
+        *,
+        tests_rows: bool = False,
+    ) -> None:
+        self._callbacks, self._insertion, self._tests_rows = callbacks, insertion, tests_rows
+        self._stated = None if max_grad_norm is None else _validate.positive("max_grad_norm", max_grad_norm)
+        callbacks.scale.free = max_grad_norm is not None
+
+    def gradient(self, grad_fn: Any) -> BoundedSensitivityCallable:
+        """Return a function like ``grad_fn`` whose returned sum contains canaries."""
+        clip = JaxClip(grad_fn)
+        bound = self._stated or clip.bound
+        if not 0 < bound < math.inf:
+            raise InputError(
+                f"Expected a finite clipping norm, got {bound:g}: pass max_grad_norm=... instead."
+            )
+        self._callbacks.norm, self._callbacks.bound = bound, clip.bound
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            result = grad_fn(*args, **kwargs)
+            total = result[0] if clip.has_aux else result
+            self._callbacks.audited.lay_out(_layout(total, clip.norm(bound)))
+            measured = clip.measured(args, kwargs, result)
+            weights = measured["weights"]
+            measured |= {
+                "examples": self._callbacks.sample(total),
+                "weights": None if weights is None else self._callbacks.sample(weights),
+                "row_digests": clip.digests(args, kwargs) if self._tests_rows else None,
+            }
+            joined = self._insertion.join(clip, args, total, measured)
+            return (joined, *result[1:]) if clip.has_aux else joined
+
+        return BoundedSensitivityCallable(marked(observed), clip.bound, clip.has_aux)
+
+    def privatizer(self, privatizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Return a transformation like ``privatizer`` whose output contains no canaries.
+
+        The privatizer is called twice with the same state: the release with canaries is scored, and the one
+        without them is returned. Both have the same noise, and any other processing is applied to both.
+        """
+        signature = inspect.signature(privatizer.update)
+
+        def update(*args: Any, **kwargs: Any) -> Any:
+            call = signature.bind(*args, **kwargs)
+            name, arrived = next(iter(call.arguments.items()))
+            self._require_like(arrived)
+            released, _ = privatizer.update(*call.args, **call.kwargs)
+            self._require_like(released)
+            call.arguments[name] = self._insertion.subtract(arrived, released)
+            return privatizer.update(*call.args, **call.kwargs)
+
+        return privatizer._replace(update=marked(update))
+
+    def _require_like(self, gradient: Any) -> None:
+        expected = list(self._callbacks.audited.layout.shapes)
+        shapes = [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(gradient)]
+        if not expected:
+            raise InputError(
+                "Expected the gradient function returned by observe() to be called before the update of the "
+                "privatizer, but it was not."
+            )
+        if shapes != expected:
+            raise InputError(
+                f"Expected a gradient of shapes {expected}, as returned by clipped_grad, got {shapes}."
+            )
+
+
+def _layout(gradient: Any, norm: float) -> ParameterLayout:
+    """Return the named parameters of a gradient, and the longest canary whose square each can represent."""
+    leaves = jax.tree_util.tree_flatten_with_path(gradient)[0]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in leaves]
+    largest = min(float(jnp.finfo(leaf.dtype).max) for _, leaf in leaves)  # type: ignore[no-untyped-call]
+    room = 16.0  # between the square root of the largest number and the longest canary
+    shapes = tuple(tuple(leaf.shape) for _, leaf in leaves)
+    return ParameterLayout(tuple(names), shapes, math.sqrt(largest) / room / norm)
 
 
 def noise_of(privatizer: Any) -> float | None:

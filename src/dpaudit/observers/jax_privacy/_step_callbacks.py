@@ -1,7 +1,7 @@
 """Callbacks of compiled steps, in which coins are drawn and scores are kept.
 
 Compiled code calls :class:`StepCallbacks` in the order of the steps. They track the gradients since the last
-release (:class:`PendingStep`) and the factor by which the loop multiplied their sum (:class:`SumScale`).
+release (:class:`PendingSum`) and the factor by which the loop multiplied their sum (:class:`SumScale`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,13 +21,16 @@ import numpy as np
 from jax.experimental import io_callback
 
 from dpaudit._types import BoolArray, FloatArray
-from dpaudit.canaries import CanaryCoins, CanaryPlan
 from dpaudit.diagnostics import BatchRecord, CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.errors import InputError
-from dpaudit.observers._session import StepRecorder
-from dpaudit.observers.jax_privacy._canaries import flat
+from dpaudit.observers._session import AuditedSteps, accumulated
 
+# fields that are known before the release
+_OF_GRADIENTS = (
+    *("weights", "num_rows", "has_padding", "max_row_norm", "example_sum_norm", "sum_limit", "sum_excess"),
+    "row_digests",
+)
 NO_GRADIENT = (
     "Expected the gradient function returned by observe() to be called before each update of the privatizer, "
     "but it was not."
@@ -90,39 +93,18 @@ class StepCallbacks:
     of it.
     """
 
-    def __init__(self, steps: StepRecorder, barrier: StepBarrier, num_releases: int = 1) -> None:
+    def __init__(self, audited: AuditedSteps, barrier: StepBarrier, num_releases: int = 1) -> None:
         self.norm = 0.0  # the largest contribution of one example, set by the first call
         self.bound = math.inf  # the largest contribution that the gradient function states
         self.scale = SumScale()
-        self.names: tuple[str, ...] = ()  # of the leaves of a gradient
-        self.eps = 0.0  # the relative precision of gradients, known after the first release
-        self._steps, self._barrier, self._num_releases = steps, barrier, num_releases
-        self._draws: CanaryPlan | CanaryCoins | None = None
-        self._pending: PendingStep | None = None
+        self.audited = audited
+        self._barrier, self._num_releases = barrier, num_releases
+        self._pending: PendingSum | None = None
         self._present: BoolArray | None = None
-        self._releases: list[_Release] = []  # of the current step
+        self._releases: list[ObservedStep] = []  # of the current step
         self._sample: CoordinateSample | None = None
         self._num_parameters = 0
         self._outside: dict[str, Callable[..., Any]] = {}
-
-    @property
-    def step(self) -> int:
-        """The number of the current step."""
-        return self._steps.index
-
-    @property
-    def tests_rows(self) -> bool:
-        """Whether rows of the batches are recognized by their digests."""
-        return self._steps.batches.rows is not None
-
-    def note_not_covered(self, sentence: str) -> None:
-        """Add a sentence to what the recorder does not cover, once."""
-        self._steps.note_not_covered(sentence)
-
-    @property
-    def scores_per_step(self) -> int | None:
-        """The number of scores per recorded step; None before the first step."""
-        return self._steps.recorder.num_canaries
 
     def call(self, function: Callable[..., Any], result: Any, *args: Any) -> Any:
         """Call ``function`` on the host whenever the compiled code reaches this point, in order."""
@@ -140,17 +122,16 @@ class StepCallbacks:
                 self._barrier.raised = error
                 raise
 
-    def presence(self, draws: CanaryPlan | CanaryCoins) -> jax.Array:
+    def presence(self) -> jax.Array:
         """Return 1 for each canary to add to this gradient, else 0; called inside compiled code."""
-        self._draws = draws
-        present: jax.Array = self.call(self._presence, shape_of(np.zeros(draws.num_canaries, np.float32)))
+        shape = shape_of(np.zeros(self.audited.plan.num_canaries, np.float32))
+        present: jax.Array = self.call(self._presence, shape)
         return present
 
     def _presence(self) -> FloatArray:
-        assert self._draws is not None  # set where the callback is compiled
-        if self._present is not None or self._steps.is_over:
-            return np.zeros(self._draws.num_canaries, np.float32)
-        self._present = self._draws.coins(self.step)
+        if self._present is not None or self.audited.steps.is_over:
+            return np.zeros(self.audited.plan.num_canaries, np.float32)
+        self._present = self.audited.present
         return self._present.astype(np.float32)
 
     def sample(self, tree: Any) -> jax.Array:
@@ -161,7 +142,7 @@ class StepCallbacks:
 
     def sample_release(self, released: Any, arrived: Any) -> dict[str, jax.Array]:
         """Return what is recorded of output and input of the privatizer; called inside compiled code."""
-        self.eps = precision_of(arrived)
+        self.audited.eps = precision_of(arrived)
         after, before = flat(released), flat(arrived)
         self._num_parameters = before.size
         return {
@@ -173,21 +154,34 @@ class StepCallbacks:
 
     def add_pending(self, batch: Any, joined: Any, measured: Mapping[str, Any]) -> None:
         """Add the projections of a gradient without and with canaries, and what was measured of it."""
-        step = PendingStep.of(batch, joined, measured)
-        self._pending = step if self._pending is None else self._pending.plus(step)
+        seen, digests = dict(measured), measured["row_digests"]
+        for name in ("examples", "weights"):
+            seen[name] = None if seen[name] is None else np.asarray(seen[name], np.float64)
+        for name in ("example_sum_norm", "max_row_norm"):
+            seen[name] = None if seen[name] is None else float(seen[name]) / self.bound
+        seen |= {"num_rows": int(seen["num_rows"]), "has_padding": bool(seen["has_padding"])}
+        seen["sum_limit"] = seen["num_rows"] if self.bound < math.inf else math.inf
+        if digests is not None:
+            halves = np.asarray(digests, np.uint64)
+            digests = (halves[:, 0] << np.uint64(32)) | halves[:, 1]
+            seen["row_digests"] = digests[digests != 0]
+        # sums of many gradients need double precision
+        sums = np.asarray(batch, np.float64), np.asarray(joined, np.float64)
+        pending = PendingSum(*sums, ObservedStep(**seen))
+        self._pending = pending if self._pending is None else self._pending.plus(pending)
 
-    def take_pending(self, arrived: Any, tolerance: Any) -> tuple[PendingStep, float]:
-        """Return the pending step and the factor by which the loop multiplied its sum.
+    def take_pending(self, arrived: Any, tolerance: Any) -> tuple[PendingSum, float]:
+        """Return the pending sum and the factor by which the loop multiplied it.
 
         Gradients that are not finite end the recording.
         """
         pending, self._pending = self._pending, None
         if pending is None:
             raise InputError(NO_GRADIENT)
-        values = np.asarray(arrived, np.float64)
-        if not self._steps.is_over and not (np.isfinite(pending.joined).all() and np.isfinite(values).all()):
-            self._steps.end()
-        if self._steps.is_over:
+        values, steps = np.asarray(arrived, np.float64), self.audited.steps
+        if not steps.is_over and not (np.isfinite(pending.joined).all() and np.isfinite(values).all()):
+            steps.end()
+        if steps.is_over:
             return pending, self.scale.factor or 1.0
         try:
             return pending, self.scale.of(pending, values, self.norm, float(tolerance))
@@ -198,7 +192,7 @@ class StepCallbacks:
     def finish_release(
         self,
         scores: FloatArray,
-        pending: PendingStep,
+        pending: PendingSum,
         scale: float,
         sampled: Mapping[str, Any],
         *,
@@ -208,123 +202,48 @@ class StepCallbacks:
 
         ``lengths`` are those of clipped canaries, in clipping norms, if they were not known before.
         """
-        if self._steps.is_over:
+        if self.audited.steps.is_over:
             return
-        vectors = [np.asarray(sampled[name], np.float64) for name in ("released", "total")]
-        self._releases.append(_Release(scores, pending, np.stack([*vectors, scale * pending.examples])))
-        if len(self._releases) == self._num_releases:
-            self._record(sampled, lengths)
-
-    def _record(self, sampled: Mapping[str, Any], lengths: FloatArray | None) -> None:
-        """Record the step that consists of the releases since the previous one."""
-        releases, self._releases = self._releases, []
-        present, self._present = self._present, None
-        step = reduce(PendingStep.plus, [release.step for release in releases])
-        released, total, examples = np.sum([release.vectors for release in releases], axis=0)
         assert self._sample is not None  # since the first gradient
-        whole: dict[str, Any] = {
-            "max_noise": NoiseMaximum(float(sampled["max_noise"]) / self.norm, self._num_parameters),
-            "sum_norm": float(sampled["sum_norm"]) / self.norm,
-        }
-        step_seen = ObservedStep.of_release(
-            released,
-            total,
-            examples=examples,
+        assert self._present is not None
+        release = ObservedStep.of_release(
+            sampled["released"],
+            sampled["total"],
+            examples=scale * pending.seen.examples,
+            **{name: getattr(pending.seen, name) for name in _OF_GRADIENTS},
             clipping_norm=self.norm,
-            eps=self.eps,
-            scores=np.sum([release.scores for release in releases], axis=0),
-            present=present,
+            eps=self.audited.eps,
+            scores=scores,
+            present=self._present,
             lengths=lengths,
-            weights=step.weights,
-            leaves=self._sample.named(self.names),
-            num_rows=step.num_rows,
-            has_padding=step.has_padding,
-            num_canaries=None if present is None else float(np.count_nonzero(present)),
-            max_row_norm=None if step.max_row_norm is None else step.max_row_norm / self.bound,
-            example_sum_norm=step.norm / self.bound,
-            sum_limit=step.num_rows if self.bound < math.inf else math.inf,
-            sum_excess=step.excess and step.excess / self.bound,
-            row_digests=step.row_digests,
-            **(whole if self._num_releases == 1 else {}),  # maxima of several releases do not add up
+            leaves=self._sample.named(self.audited.layout.names),
+            num_canaries=float(np.count_nonzero(self._present)),
+            max_noise=NoiseMaximum(float(sampled["max_noise"]) / self.norm, self._num_parameters),
+            sum_norm=float(sampled["sum_norm"]) / self.norm,
         )
-        self._steps.record(step_seen)
+        self._releases.append(release)
+        if len(self._releases) == self._num_releases:
+            releases, self._releases, self._present = self._releases, [], None
+            self.audited.observe(accumulated(releases))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PendingStep:
-    """What was seen of the gradients since the last release; sums are those of the gradient function."""
+@dataclass(frozen=True, eq=False)
+class PendingSum:
+    """The gradients since the last release; sums are those of the gradient function."""
 
     batch: FloatArray  # the sum of the examples, along each canary
     joined: FloatArray  # the same with the present canaries
-    examples: FloatArray  # the sum of the examples at the coordinates whose noise is logged
-    weights: FloatArray | None = None  # before the step, at these coordinates
-    norm: float = 0.0  # of the sum of the examples; of several sums, the sum of their norms
-    excess: float | None = None  # the largest norm for each row, if there are several sums
-    num_rows: int = 0
-    has_padding: bool = False  # whether these rows may include padding
-    max_row_norm: float | None = None
-    row_digests: Any = None  # one number for each row
+    seen: ObservedStep  # what is known before the release; its examples are not in clipping norms
 
-    @classmethod
-    def of(cls, batch: object, joined: object, measured: Mapping[str, Any]) -> PendingStep:
-        """Convert what compiled code measured; sums of many gradients need double precision."""
-        weights, norm, digests = (measured[name] for name in ("weights", "max_row_norm", "row_digests"))
-        if digests is not None:
-            halves = np.asarray(digests, np.uint64)
-            digests = (halves[:, 0] << np.uint64(32)) | halves[:, 1]
-        return cls(
-            batch=np.asarray(batch, np.float64),
-            joined=np.asarray(joined, np.float64),
-            examples=np.asarray(measured["examples"], np.float64),
-            weights=None if weights is None else np.asarray(weights, np.float64),
-            norm=float(measured["norm"]),
-            num_rows=int(measured["num_rows"]),
-            has_padding=bool(measured["has_padding"]),
-            max_row_norm=None if norm is None else float(norm),
-            row_digests=None if digests is None else digests[digests != 0],
-        )
-
-    def plus(self, other: PendingStep) -> PendingStep:
+    def plus(self, other: PendingSum) -> PendingSum:
         """Return the sum of the two; the weights are those of the first."""
-        norms = [step.max_row_norm for step in (self, other) if step.max_row_norm is not None]
-        return PendingStep(
-            batch=self.batch + other.batch,
-            joined=self.joined + other.joined,
-            examples=self.examples + other.examples,
-            weights=self.weights,
-            norm=self.norm + other.norm,
-            excess=max(self._norm_per_row, other._norm_per_row),
-            num_rows=self.num_rows + other.num_rows,
-            has_padding=self.has_padding or other.has_padding,
-            max_row_norm=max(norms) if len(norms) == 2 else None,
-            row_digests=None
-            if self.row_digests is None or other.row_digests is None
-            else np.concatenate([self.row_digests, other.row_digests]),
-        )
-
-    @property
-    def _norm_per_row(self) -> float:
-        return self.norm / max(self.num_rows, 1) if self.excess is None else self.excess
+        seen = accumulated([self.seen, other.seen])
+        return PendingSum(self.batch + other.batch, self.joined + other.joined, seen)
 
     @property
     def inserted(self) -> FloatArray:
         """The canaries alone."""
         return self.joined - self.batch
-
-    @property
-    def finite_inserted(self) -> FloatArray:
-        """The canaries alone, or zero where the sum of the examples is not finite."""
-        inserted = self.inserted
-        return np.where(np.isfinite(inserted), inserted, 0.0)
-
-
-@dataclass(frozen=True, eq=False)
-class _Release:
-    """One of the releases that make a step."""
-
-    scores: FloatArray
-    step: PendingStep
-    vectors: FloatArray  # the release, the sum before the noise, and that of the examples
 
 
 class SumScale:
@@ -340,7 +259,7 @@ class SumScale:
         self.factor: float | None = None
         """The factor, since the first step with canaries."""
 
-    def of(self, pending: PendingStep, arrived: FloatArray, norm: float, tolerance: float) -> float:
+    def of(self, pending: PendingSum, arrived: FloatArray, norm: float, tolerance: float) -> float:
         """Return the factor if ``arrived`` is a multiple of the sum; one example adds up to ``norm``."""
         joined = pending.joined
         scale = self.factor or _fitted(joined, arrived)
@@ -390,3 +309,31 @@ def shape_of(array: Any) -> jax.ShapeDtypeStruct:
 def precision_of(tree: Any) -> float:
     """Return the relative precision of the least precise leaf."""
     return max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(tree))  # type: ignore[no-untyped-call]
+
+
+def tolerance_of(tree: Any) -> float:
+    """Return the largest relative difference that rounding may cause between two ways to compute a sum."""
+    tolerance = 1e-4  # orders of magnitude above the rounding error of sums and below the noise
+    return max(tolerance, 4 * precision_of(tree))
+
+
+def num_entries(tree: Any) -> int:
+    """Return the number of entries of a gradient."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def flat(tree: Any) -> jax.Array:
+    """Return a gradient as one flat vector."""
+    return jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)])
+
+
+def unflat(vectors: jax.Array, like: Any) -> Any:
+    """Return the last dimension as a gradient structured like ``like``; leading dimensions are kept."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    pieces = jnp.split(vectors, ends, axis=-1)
+    shaped = [
+        piece.reshape(*vectors.shape[:-1], *leaf.shape).astype(leaf.dtype)
+        for piece, leaf in zip(pieces, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, shaped)

@@ -10,17 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import tensorflow as tf
 
-from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.canaries import GradientCanary, Mixture, ParameterLayout, fresh_seed
+from dpaudit.canaries import GradientCanary, ParameterLayout
 from dpaudit.diagnostics import BatchRecord, CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError
-from dpaudit.observers._session import LaidOutCanaries, StepRecorder, attribute_restored, replaced, session
+from dpaudit.observers._session import (
+    MIXTURE,
+    AuditedSteps,
+    AuditOptions,
+    accumulated,
+    attribute_restored,
+    observer,
+    replaced,
+    session,
+)
 from dpaudit.observers.tensorflow._clipping import (
     CanaryTape,
     CanaryTensors,
@@ -29,28 +37,17 @@ from dpaudit.observers.tensorflow._clipping import (
     clip_for,
     flat,
 )
-from dpaudit.recording import DPSGDParams, LiveBound, Recorder, TrainingInfo
-from dpaudit.recording._claim_source import CLAIM_PARTS
-
-_MIXTURE = Mixture()
+from dpaudit.recording import Recorder, TrainingInfo
 
 
-@_validate.reject_epsilon(CLAIM_PARTS)
+@observer
 @session
 def observe(
     optimizer: Any,
     *,
-    canary: GradientCanary = _MIXTURE,
+    canary: GradientCanary = MIXTURE,
     num_canaries: int = 64,
-    noise_multiplier: float | None = None,
-    sample_rate: float | None = None,
-    num_steps: int | None = None,
-    delta: float | None = None,
-    confidence: float = 0.95,
-    tests: bool = True,
-    seed: int | None = None,
-    every: int | None = None,
-    callbacks: Sequence[Callable[[LiveBound], None]] = (),
+    **options: Unpack[AuditOptions],
 ) -> Iterator[Recorder]:
     """Audit the steps inside the ``with`` block.
 
@@ -58,21 +55,16 @@ def observe(
     ``VectorizedDPKerasAdamOptimizer``. Canaries pass through its own clipping, sum and noise, and are
     subtracted before the update, so that the weights are the same as without the audit, up to rounding. The
     noise multiplier is read from the optimizer, which does not have the sample rate: pass it here or to
-    ``audit()``. ``seed`` is the random seed of the audit, by default from the operating system. ``callbacks``
-    receive the live bound every ``every`` steps; they may raise to end the training run. Bound and tests
-    share the error rate of ``confidence``; with ``tests=False`` nothing but the scores is tested, and the
-    bound has all of it. If gradients stop being finite, the audit ends there with a warning.
+    ``audit()``. ``options`` are :class:`~dpaudit.observers.AuditOptions`. If gradients stop being finite, the
+    audit ends there with a warning.
     """
     clip = clip_for(optimizer)
     calls_per_step = getattr(optimizer, "gradient_accumulation_steps", 1)
-    canaries = LaidOutCanaries(canary, num_canaries, fresh_seed(seed))
     params = TensorFlowParamsReader(clip, calls_per_step)
-    steps = StepRecorder(
+    audited = AuditedSteps(
         canary,
+        num_canaries,
         params,
-        DPSGDParams(
-            noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
-        ),
         batches=BatchRecord(
             "batches are not tested, and rows are not compared with drawn examples: pass the batches to "
             "recorder.observe_batch(indices, num_examples) in each step"
@@ -82,24 +74,19 @@ def observe(
             "how batches are drawn is not tested: the claim assumes Poisson sampling, but fit() shuffles the "
             "data",
         ),
-        confidence=confidence,
-        tests=tests,
-        every=every,
-        callbacks=callbacks,
-        num_canaries=num_canaries,
-        canaries=canaries.observed(),
+        **options,
     )
     num_before = int(optimizer.iterations.numpy())
-    graph_callbacks = GraphCallbacks(steps, canaries, calls_per_step=calls_per_step, calls_before=num_before)
-    observer = TensorFlowObserver(optimizer, clip=clip, callbacks=graph_callbacks, params=params)
+    callbacks = GraphCallbacks(audited, calls_per_step=calls_per_step, calls_before=num_before)
+    installed = TensorFlowObserver(optimizer, clip=clip, callbacks=callbacks, params=params)
     try:
-        with observer.installed():
-            yield steps.recorder
+        with installed.installed():
+            yield audited.steps.recorder
     except Exception:
-        if observer.raised is None:
+        if installed.raised is None:
             raise
-        raise observer.raised from None
-    observer.check_all_observed()
+        raise installed.raised from None
+    installed.check_all_observed()
 
 
 class TensorFlowObserver:
@@ -213,35 +200,32 @@ class GraphCallbacks:
     sum is recorded. A graph outlives its observer; it then gets no canaries.
     """
 
-    def __init__(
-        self, steps: StepRecorder, canaries: LaidOutCanaries, *, calls_per_step: int, calls_before: int
-    ) -> None:
-        self._steps, self.canaries = steps, canaries
-        self._calls_per_step = calls_per_step
+    def __init__(self, audited: AuditedSteps, *, calls_per_step: int, calls_before: int) -> None:
+        self.audited, self._calls_per_step = audited, calls_per_step
         self._before = calls_before % calls_per_step  # a step that has already started gets no canaries
         self._present: BoolArray | None = None  # in the step in progress, if it has started here
-        self._calls: list[tuple[FloatArray, FloatArray, dict[str, float]]] = []  # of the step in progress
-        self.num_canaries = canaries.draws.num_canaries  # present or not
+        self._calls: list[ObservedStep] = []  # of the step in progress
+        self.num_canaries = audited.plan.num_canaries  # present or not
         self.num_calls = 0
         self.is_active = True
 
     def note_precision(self, dtypes: Sequence[Any]) -> None:
         """Note the types of the gradients; the least precise counts."""
-        self.canaries.eps = max(float(tf.experimental.numpy.finfo(dtype).eps) for dtype in dtypes)
+        self.audited.eps = max(float(tf.experimental.numpy.finfo(dtype).eps) for dtype in dtypes)
 
     def begin(self) -> tuple[IntArray, BoolArray]:
         """Return the number of this call and which canaries are present in it."""
         number = np.asarray(self.num_calls)
-        if not self.is_active or self._steps.is_over or self._is_inside_step:
+        if not self.is_active or self.audited.steps.is_over or self._is_inside_step:
             return number, np.zeros(self.num_canaries, np.bool_)
-        self._present, self._calls = self.canaries.draws.coins(self._steps.index), []
+        self._present, self._calls = self.audited.present, []
         return number, self._present
 
     def directions(self, _: int) -> tuple[Any, Any, Any]:
         """Return values, coordinates and lengths, in clipping norms, of the canaries of this call."""
-        directions = self.canaries.directions(self._steps.index)
+        directions = self.audited.directions
         values, coordinates = directions.padded()
-        lengths = self.canaries.canary.lengths(directions).astype(np.float32)
+        lengths = self.audited.plan.canary.lengths(directions).astype(np.float32)
         return values.astype(np.float32), coordinates.astype(np.int32), lengths
 
     def end(self, number: int, scores: FloatArray, vectors: FloatArray, numbers: dict[str, float]) -> None:
@@ -256,47 +240,39 @@ class GraphCallbacks:
             raise InputError("Expected one step at a time, got several concurrent steps of one graph.")
         self.num_calls += 1
         if numbers["microbatch_size"] > 1:
-            self._steps.note_not_covered(
+            self.audited.steps.note_not_covered(
                 "microbatches contain several examples, but each canary is a microbatch of its own: the "
                 "audit does not show that one of several examples can move a clipped mean by up to twice the "
                 "clipping norm"
             )
-        self._calls.append((scores, vectors, numbers))
-        if self._present is not None and not self._is_inside_step:
-            present, self._present = self._present, None
-            self._record(present)
+        if self._present is None:
+            return
+        self._calls.append(self._call(scores, vectors, numbers, self._present))
+        if not self._is_inside_step:
+            self._present = None
+            self.audited.observe(accumulated(self._calls))
 
-    def _record(self, present: BoolArray) -> None:
-        """Record the step that consists of the calls since its first one."""
-        scores = np.sum([scores for scores, _, _ in self._calls], axis=0)
-        released, total, examples, _ = np.sum([vectors for _, vectors, _ in self._calls], axis=0)
-        numbers = {name: [call[name] for _, _, call in self._calls] for name in self._calls[0][2]}
-        layout, is_single = self.canaries.layout, len(self._calls) == 1
-        ratios = np.divide(numbers["example_sum_norm"], np.maximum(numbers["sum_limit"], 1e-3))
-        norm, sample = numbers["clipping_norm"][0], CoordinateSample.of([int(size) for size in layout.sizes])
-        whole: dict[str, Any] = {}
-        if is_single:  # of several releases these do not add up
-            whole["sum_norm"] = numbers["sum_norm"][0] / norm
-            whole["max_noise"] = NoiseMaximum(numbers["max_noise"][0] / norm, layout.num_parameters)
-        self._steps.record(
-            ObservedStep.of_release(
-                released,
-                total,
-                examples=examples,
-                clipping_norm=norm,
-                eps=self.canaries.eps,
-                scores=scores,
-                present=present,
-                weights=self._calls[0][1][3],
-                leaves=sample.named(layout.names),
-                num_rows=float(np.dot(numbers["num_rows"], numbers["microbatch_size"])),
-                num_canaries=float(np.count_nonzero(present)),
-                example_sum_norm=sum(numbers["example_sum_norm"]),
-                sum_limit=sum(numbers["sum_limit"]),
-                sum_excess=None if is_single else float(ratios.max()),
-                max_row_norm=max(numbers["max_row_norm"]),
-                **whole,
-            )
+    def _call(
+        self, scores: FloatArray, vectors: FloatArray, numbers: dict[str, float], present: BoolArray
+    ) -> ObservedStep:
+        """Describe what was seen of one call."""
+        layout, norm = self.audited.layout, numbers.pop("clipping_norm")
+        sample = CoordinateSample.of([int(size) for size in layout.sizes])
+        numbers["num_rows"] *= numbers.pop("microbatch_size")
+        return ObservedStep.of_release(
+            vectors[0],
+            vectors[1],
+            examples=vectors[2],
+            weights=vectors[3],
+            clipping_norm=norm,
+            eps=self.audited.eps,
+            scores=scores,
+            present=present,
+            leaves=sample.named(layout.names),
+            num_canaries=float(np.count_nonzero(present)),
+            max_noise=NoiseMaximum(numbers.pop("max_noise") / norm, layout.num_parameters),
+            sum_norm=numbers.pop("sum_norm") / norm,
+            **numbers,
         )
 
     @property
@@ -319,7 +295,7 @@ class _GraphCall:
             tuple(variable.name.removesuffix(":0") for variable in variables),
             tuple(tuple(variable.shape.as_list()) for variable in variables),
         )
-        self._callbacks.canaries.lay_out(layout)
+        self._callbacks.audited.lay_out(layout)
         self._callbacks.directions(0)  # to raise any error before tracing
         dtypes = [tf.float32, tf.int32, tf.float32]
         values, coordinates, lengths = self._callback(self._callbacks.directions, [self._number], dtypes)
