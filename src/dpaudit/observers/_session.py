@@ -429,20 +429,22 @@ def accumulated(releases: Sequence[ObservedStep]) -> ObservedStep:
         return None if any(value is None for value in values) else combine(values)
 
     sums = ("scores", "noise", "total", "examples", "released", "num_rows", "example_sum_norm", "sum_limit")
-    ratios = [
-        release.example_sum_norm / max(release.sum_limit, 1e-3)
-        for release in releases
-        if release.example_sum_norm is not None and release.sum_limit is not None
-    ]
-    ratios += [release.sum_excess for release in releases if release.sum_excess is not None]
     return replace(
         first,
         **{name: combined(name, sum) for name in sums},
         max_row_norm=combined("max_row_norm", max),
         row_digests=combined("row_digests", np.concatenate),
         has_padding=any(release.has_padding for release in releases),
-        sum_excess=max(ratios, default=None),
+        sum_excess=max(map(_sum_excess, releases)),
         sum_norm=None,  # norms and maxima of several releases do not add up
         max_noise=None,
         rounding=sum(release.rounding for release in releases),
     )
+
+
+def _sum_excess(release: ObservedStep) -> float:
+    """Return the ratio of the norm of a sum to the largest that its rows allow."""
+    if release.sum_excess is not None:
+        return release.sum_excess
+    norm, limit = release.example_sum_norm, release.sum_limit
+    return 0.0 if norm is None or limit is None else norm / max(limit, 1e-3)

@@ -64,6 +64,14 @@ class JaxCanaryVectors:
         """The number of canaries that share no coordinate with others; they come first."""
         return int(self.values.shape[1])
 
+    @property
+    def entries(self) -> list[tuple[Any, Any]]:
+        """Values and coordinates (entries x canaries) of canaries apart, and of those that share places."""
+        apart = [(self.values, self.coordinates)]
+        if self.shared is None:
+            return apart
+        return [*apart, (self.shared, np.broadcast_to(self.places[:, None], self.shared.shape))]
+
     def project(self, vector: jax.Array) -> jax.Array:
         """Return the dot product of each direction with ``vector``."""
         apart = jnp.sum(self.values * vector[self.coordinates], axis=0)
@@ -272,22 +280,18 @@ class CanaryPlans:
         key = tuple(chunks)
         if key not in self._compact:
             sizes = [int(size) for size in self._layout.sizes]
-            kinds = [[(v.values, v.coordinates) for v in self._vectors]]
-            if len(chunks) > 1:
-                kinds.append(
-                    [(v.shared, np.broadcast_to(v.places[:, None], v.shared.shape)) for v in self._vectors]
-                )
-            variants = [
-                [CompactLeaf.of(*arrays, sizes, chunk) for arrays in kind]
-                for kind, chunk in zip(kinds, chunks, strict=True)
-            ]
-            # padding has a coordinate past the last one of its leaf
             self._compact[key] = [
-                [stacked([leaves[i] for leaves in kind], size) for i, size in enumerate(sizes)]
-                for kind in variants
+                self._stacked_leaves([vectors.entries[kind] for vectors in self._vectors], sizes, chunk)
+                for kind, chunk in enumerate(chunks)
             ]
         groups: list[list[CompactLeaf]] = self._chosen(self._compact[key], variant)
         return groups
+
+    @staticmethod
+    def _stacked_leaves(sets: list[tuple[Any, Any]], sizes: list[int], chunk: int) -> list[Any]:
+        variants = [CompactLeaf.of(*entries, sizes, chunk) for entries in sets]
+        # padding has a coordinate past the last one of its leaf
+        return [stacked([leaves[i] for leaves in variants], size) for i, size in enumerate(sizes)]
 
 
 @dataclass(frozen=True, eq=False)
