@@ -9,7 +9,8 @@ from torch import nn
 
 import dpaudit
 from dpaudit._torch import HeldOutData
-from dpaudit._torch._crafting import Crafting, InputDomain
+from dpaudit._torch._crafting import Crafting
+from dpaudit.canaries import InputDomain
 from dpaudit.training import cross_entropy, initialize
 from dpaudit.training.data import Dataset, digits, hold_out, random_images
 from dpaudit.training.models import conv_net, mlp, wide_resnet
@@ -92,7 +93,7 @@ def test_an_adversarial_example_raises_the_loss_and_stays_near_and_in_its_class(
     losses = [cross_entropy(model(inputs), made.targets) for inputs in (near, made.inputs)]
     assert (losses[1] > losses[0]).all()
     moved = (made.inputs - near).flatten(1)
-    if InputDomain.of(held).is_binary:
+    if InputDomain.of(held.inputs).is_binary:
         assert (moved != 0).sum(dim=1).max() <= 0.05 * 40
     else:
         assert moved.abs().max() <= 0.05 * 2 + 1e-6
@@ -127,7 +128,7 @@ def test_binary_features_stay_binary_and_pixels_stay_in_their_range(canary, seed
         model = initialize(lambda sizes=sizes: mlp(*sizes), seed)
         inputs = crafting(model, held)(canary, count, np.random.default_rng(seed)).inputs
         assert inputs.shape == (count, *held.inputs.shape[1:])
-        if InputDomain.of(held).is_binary:
+        if InputDomain.of(held.inputs).is_binary:
             assert set(inputs.unique().tolist()) <= {0.0, 1.0}
         assert inputs.min() >= held.inputs.min()
         assert inputs.max() <= held.inputs.max()

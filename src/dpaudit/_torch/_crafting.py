@@ -1,8 +1,7 @@
 """Crafting of input canaries, from a description, a model and held-out data.
 
 :class:`Crafting` crafts them; :class:`CanarySequence` provides those of each step, and crafts them again when
-due. A :class:`CraftingSearch` moves inputs through their :class:`InputDomain` to minimize an ``Objective``:
-the negative loss, or the cosine of Algorithm 3 of Nasr et al. 2023.
+due. The objectives of a search are the negative loss, and the cosine of Algorithm 3 of Nasr et al. 2023.
 """
 
 from __future__ import annotations
@@ -17,12 +16,20 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
 from dpaudit._torch._canaries import HeldOutData
-from dpaudit.canaries import Adversarial, Blank, CanaryCoins, Crafted, InputCanary, Mislabelled
+from dpaudit.canaries import (
+    Adversarial,
+    Blank,
+    CanaryCoins,
+    Crafted,
+    CraftingSearch,
+    InputCanary,
+    InputDomain,
+    Mislabelled,
+    Objective,
+)
 from dpaudit.errors import InputError
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-Objective: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps inputs and classes to one value each, the smaller the better, and its gradient in the input."""
 ProgressCallback: TypeAlias = Callable[[int, int], None]
 """Called with the number of completed steps and the total number of steps."""
 
@@ -90,7 +97,7 @@ class Crafting:
     def _craft(self, canary: InputCanary, start: Examples, rng: np.random.Generator) -> Examples:
         match canary:
             case Blank():
-                zeros = InputDomain.of(self.data).nearest(torch.zeros_like(start.inputs))
+                zeros = InputDomain.of(self.data.inputs).nearest(torch.zeros_like(start.inputs))
                 return Examples(zeros, self._random_classes(0, start, rng))
             case Mislabelled():
                 others = self._random_classes(1, start, rng)
@@ -117,13 +124,20 @@ class Crafting:
         radius: float | None = None,
     ) -> Examples:
         search = CraftingSearch(
-            domain=InputDomain.of(self.data),
+            domain=InputDomain.of(self.data.inputs),
             num_steps=canary.num_steps,
             step_size=canary.step_size,
             radius=radius,
-            on_step=self.on_step,
+            loop=self._loop,
         )
         return Examples(search(objective, start.inputs, start.targets), start.targets)
+
+    def _loop(self, num_steps: int, step: Callable[[int, Any], Any], state: Any) -> Any:
+        for number in range(num_steps):
+            state = step(number, state)
+            if self.on_step is not None:
+                self.on_step(number + 1, num_steps)
+        return state
 
 
 def negative_loss_objective(model: nn.Module, loss: Loss) -> Objective:
@@ -190,131 +204,3 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 def _norm(tensors: dict[str, Tensor]) -> Tensor:
     """Return the norm, kept above zero, where the square root has no derivative."""
     return (torch.stack([tensor.square().sum() for tensor in tensors.values()]).sum() + _TINY).sqrt()
-
-
-@dataclass(frozen=True, eq=False)
-class InputDomain:
-    """The range from ``low`` to ``high`` of each entry, or just these two values if features are binary.
-
-    The pixels of an image share one range; the features of a table have one each.
-    """
-
-    low: Tensor
-    high: Tensor
-    is_binary: bool
-
-    @classmethod
-    def of(cls, data: HeldOutData) -> InputDomain:
-        """Return the range of the held-out examples; training examples are not used."""
-        inputs = data.inputs
-        low, high = inputs.min(), inputs.max()
-        is_binary = bool(low < high) and bool(((inputs == low) | (inputs == high)).all())
-        if inputs.dim() == 2 and not is_binary:
-            low, high = inputs.amin(dim=0), inputs.amax(dim=0)
-        return cls(low, high, is_binary)
-
-    @property
-    def span(self) -> Tensor:
-        """The length of the range, the unit of step sizes and radii."""
-        return self.high - self.low
-
-    def nearest(self, inputs: Tensor) -> Tensor:
-        """Return the nearest inputs in the domain; ties go to ``low``."""
-        if self.is_binary:
-            return torch.where(inputs > (self.low + self.high) / 2, self.high, self.low)
-        return inputs.clamp(self.low, self.high)
-
-    def flipped(self, inputs: Tensor) -> Tensor:
-        """Return the inputs with every binary feature flipped."""
-        return self.low + self.high - inputs
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CraftingSearch:
-    """A search with ``num_steps`` steps of ``step_size`` spans, at most ``radius`` spans from the start.
-
-    It returns the best input that it tried, so no canary is worse than the example it was made from.
-    """
-
-    domain: InputDomain
-    num_steps: int
-    step_size: float
-    radius: float | None = None
-    on_step: ProgressCallback | None = None
-
-    def __call__(self, objective: Objective, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the best inputs found, starting from these."""
-        search = self._flip_features if self.domain.is_binary else self._descend
-        return search(objective, inputs, targets)
-
-    def _descend(self, objective: Objective, start: Tensor, targets: Tensor) -> Tensor:
-        """Step along the sign of the gradient: projected gradient descent."""
-        inputs = best = start
-        values, gradients = objective(inputs, targets)
-        least = values
-        for step in range(self.num_steps):
-            # shrinking steps: long ones find the region, short ones the minimum
-            length = self.step_size * (1 - step / self.num_steps)
-            inputs = self._project(start, inputs - length * self.domain.span * gradients.sign())
-            values, gradients = objective(inputs, targets)
-            best, least = _better(best, least, inputs, values)
-            self._report(step)
-        return best
-
-    def _report(self, step: int) -> None:
-        if self.on_step is not None:
-            self.on_step(step + 1, self.num_steps)
-
-    def _project(self, start: Tensor, inputs: Tensor) -> Tensor:
-        if self.radius is not None:
-            distance = self.radius * self.domain.span
-            inputs = torch.minimum(torch.maximum(inputs, start - distance), start + distance)
-        return self.domain.nearest(inputs)
-
-    def _flip_features(self, objective: Objective, start: Tensor, targets: Tensor) -> Tensor:
-        """Flip the most promising features; if that fails, fewer of them, then others."""
-        size = start[0].numel()
-        best = start.flatten(1)
-        least, gradients = objective(start, targets)
-        counts = torch.full((len(start),), self._num_flipped(size), device=start.device)
-        failed = torch.zeros_like(best, dtype=torch.bool)
-        for step in range(self.num_steps):
-            tried = self._choose_flips(best, start.flatten(1), gradients.flatten(1), counts, failed)
-            inputs = torch.where(tried, self.domain.flipped(best), best)
-            values, new = objective(inputs.view_as(start), targets)
-            ok = values < least
-            alone = ~ok & (counts == 1)
-            failed = (failed | (tried & alone[:, None])) & ~ok[:, None]
-            counts = torch.where(ok, counts, (counts // 2).clamp(min=1))
-            gradients = torch.where(_expanded(ok, new), new, gradients)
-            best, least = _better(best, least, inputs, values)
-            self._report(step)
-        return best.view_as(start)
-
-    def _num_flipped(self, size: int) -> int:
-        share = self.step_size if self.radius is None else min(self.step_size, self.radius)
-        return max(1, round(share * size))
-
-    def _choose_flips(
-        self, now: Tensor, start: Tensor, gradients: Tensor, counts: Tensor, failed: Tensor
-    ) -> Tensor:
-        """Choose the features to flip: the ``counts`` most promising allowed ones of each input."""
-        promise = -gradients * (self.domain.flipped(now) - now)
-        allowed = ~failed
-        if self.radius is not None:  # a flipped feature may always be flipped back
-            room = max(1, round(self.radius * now.shape[1])) - (now != start).sum(dim=1)
-            allowed &= (now != start) | (room >= counts)[:, None]
-        promise = promise.masked_fill(~allowed, -torch.inf)
-        ranks = promise.argsort(dim=1, descending=True).argsort(dim=1)
-        return (ranks < counts[:, None]) & allowed
-
-
-def _better(best: Tensor, least: Tensor, inputs: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the better of the two candidates for each input; NaN is worse than any value."""
-    ok = values < least
-    return torch.where(_expanded(ok, inputs), inputs, best), torch.where(ok, values, least)
-
-
-def _expanded(mask: Tensor, other: Tensor) -> Tensor:
-    """Return the mask with dimensions of size 1 appended, to broadcast against ``other``."""
-    return mask.view(-1, *[1] * (other.dim() - 1))

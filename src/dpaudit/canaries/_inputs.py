@@ -2,14 +2,17 @@
 
 They are made from held-out examples. This module also selects the examples to hold out and has the checks
 that all frameworks share; the examples are tensors or arrays, which the framework's ``hold_out`` splits.
+A :class:`CraftingSearch` moves inputs through their :class:`InputDomain` to minimize an ``Objective``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -197,3 +200,136 @@ def refuse_held_out(canary: object, held_out: object) -> None:
     """Raise if held-out examples are passed with a gradient canary."""
     if held_out is not None:
         raise InputError(f"Expected no held_out with {canary!r}, which is not made from examples.")
+
+
+Objective: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
+"""Maps inputs and classes to one value each, the smaller the better, and its gradient in the input."""
+Loop: TypeAlias = Callable[[int, Callable[[Any, Any], Any], Any], Any]
+"""Calls a function of the step number and the state so many times; returns the last state."""
+
+
+def _library(array: Any) -> Any:
+    """Return the module with the functions of an array: NumPy, torch or ``jax.numpy``."""
+    name = type(array).__module__.partition(".")[0]
+    return sys.modules["jax.numpy" if name in {"jax", "jaxlib"} else name]
+
+
+@dataclass(frozen=True, eq=False)
+class InputDomain:
+    """The range from ``low`` to ``high`` of each entry, or just these two values if features are binary.
+
+    The pixels of an image share one range; the features of a table have one each. Arrays may be of any
+    library.
+    """
+
+    low: Any
+    high: Any
+    is_binary: bool
+
+    @classmethod
+    def of(cls, inputs: Any) -> InputDomain:
+        """Return the domain of these inputs, which are held-out examples."""
+        low, high = inputs.min(), inputs.max()
+        is_binary = bool(low < high) and bool(((inputs == low) | (inputs == high)).all())
+        if inputs.ndim == 2 and not is_binary:
+            low, high = _library(inputs).amin(inputs, 0), _library(inputs).amax(inputs, 0)
+        return cls(low, high, is_binary)
+
+    @property
+    def span(self) -> Any:
+        """The length of the range, the unit of step sizes and radii."""
+        return self.high - self.low
+
+    def nearest(self, inputs: Any) -> Any:
+        """Return the nearest inputs in the domain, with the same type; ties go to ``low``."""
+        arrays = _library(inputs)
+        if self.is_binary:
+            nearest = arrays.where(inputs > (self.low + self.high) / 2, self.high, self.low)
+        else:
+            nearest = arrays.clip(inputs, self.low, self.high)
+        return arrays.asarray(nearest, dtype=inputs.dtype)
+
+    def flipped(self, inputs: Any) -> Any:
+        """Return the inputs with every binary feature flipped."""
+        return self.low + self.high - inputs
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CraftingSearch:
+    """A search with ``num_steps`` steps of ``step_size`` spans, at most ``radius`` spans from the start.
+
+    It returns the best input that it tried, so no canary is worse than the example it was made from. It runs
+    with torch and inside code that JAX compiles; ``loop`` repeats its steps.
+    """
+
+    domain: InputDomain
+    num_steps: int
+    step_size: float
+    radius: float | None = None
+    loop: Loop
+
+    def __call__(self, objective: Objective, inputs: Any, targets: Any) -> Any:
+        """Return the best inputs found, starting from these."""
+        search = self._flip_features if self.domain.is_binary else self._descend
+        return search(objective, inputs, targets)
+
+    def _descend(self, objective: Objective, start: Any, targets: Any) -> Any:
+        """Step along the sign of the gradient: projected gradient descent."""
+        arrays = _library(start)
+
+        def step(number: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+            inputs, gradients, best, least = state
+            # shrinking steps: long ones find the region, short ones the minimum
+            length = self.step_size * (1 - number / self.num_steps)
+            inputs = self._project(start, inputs - length * self.domain.span * arrays.sign(gradients))
+            values, gradients = objective(inputs, targets)
+            ok = values < least  # false for NaN
+            best = arrays.where(ok.reshape(-1, *[1] * (inputs.ndim - 1)), inputs, best)
+            return inputs, gradients, best, arrays.where(ok, values, least)
+
+        least, gradients = objective(start, targets)
+        return self.loop(self.num_steps, step, (start, gradients, start, least))[2]
+
+    def _project(self, start: Any, inputs: Any) -> Any:
+        arrays = _library(start)
+        inputs = arrays.asarray(inputs, dtype=start.dtype)
+        if self.radius is not None:
+            distance = self.radius * self.domain.span
+            inputs = arrays.clip(inputs, start - distance, start + distance)
+        return self.domain.nearest(arrays.asarray(inputs, dtype=start.dtype))
+
+    def _flip_features(self, objective: Objective, start: Any, targets: Any) -> Any:
+        """Flip the most promising features; if that fails, fewer of them, then others."""
+        arrays, first = _library(start), start.reshape(len(start), -1)
+
+        def step(_: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+            best, least, gradients, counts, failed = state
+            tried = self._choose_flips(best, first, gradients, counts, failed)
+            inputs = arrays.where(tried, self.domain.flipped(best), best)
+            values, new = objective(inputs.reshape(start.shape), targets)
+            ok = values < least
+            alone = ~ok & (counts == 1)
+            return (
+                arrays.where(ok[:, None], inputs, best),
+                arrays.where(ok, values, least),
+                arrays.where(ok[:, None], new.reshape(first.shape), gradients),
+                arrays.where(ok | (counts == 1), counts, counts // 2),
+                (failed | (tried & alone[:, None])) & ~ok[:, None],
+            )
+
+        least, gradients = objective(start, targets)
+        share = self.step_size if self.radius is None else min(self.step_size, self.radius)
+        counts = arrays.full_like(least, max(1, round(share * first.shape[1])))
+        begin = first, least, gradients.reshape(first.shape), counts, arrays.isnan(first)  # none
+        return self.loop(self.num_steps, step, begin)[0].reshape(start.shape)
+
+    def _choose_flips(self, now: Any, start: Any, gradients: Any, counts: Any, failed: Any) -> Any:
+        """Choose the features to flip: the ``counts`` most promising allowed ones of each input."""
+        promise = -gradients * (self.domain.flipped(now) - now)
+        allowed = ~failed
+        if self.radius is not None:  # a flipped feature may always be flipped back
+            room = max(1, round(self.radius * now.shape[1])) - (now != start).sum(1)
+            allowed &= (now != start) | (room >= counts)[:, None]
+        promise = _library(now).where(allowed, promise, -math.inf)
+        ranks = promise.argsort(descending=True).argsort()
+        return (ranks < counts[:, None]) & allowed

@@ -23,8 +23,10 @@ from dpaudit.canaries import (
     Adversarial,
     Blank,
     Crafted,
+    CraftingSearch,
     HeldOutExamples,
     InputCanary,
+    InputDomain,
     Mislabelled,
     fingerprints,
     require_held_out,
@@ -43,8 +45,6 @@ from dpaudit.observers.jax_privacy._step_callbacks import (
     unflat,
 )
 
-Objective: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
-"""Maps inputs and classes to one value each, the smaller the better, and its gradient in the input."""
 ExampleFunction: TypeAlias = Callable[[Any, Any], jax.Array]
 """Maps one input and its class to the loss, or to its gradient as a vector."""
 _CRAFTING = 4  # purpose of a random stream, besides those of CanaryPlan
@@ -95,46 +95,6 @@ def _require_pairs(inputs: np.ndarray, targets: np.ndarray) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class JaxInputDomain:
-    """The range from ``low`` to ``high`` of each entry, or just these two values if features are binary.
-
-    The pixels of an image share one range; the features of a table have one each.
-    """
-
-    low: np.ndarray
-    high: np.ndarray
-    is_binary: bool
-
-    @classmethod
-    def of(cls, inputs: np.ndarray) -> JaxInputDomain:
-        """Return the domain of these inputs."""
-        low, high = inputs.min(), inputs.max()
-        if low < high and bool(((inputs == low) | (inputs == high)).all()):
-            return cls(low, high, is_binary=True)
-        axis = 0 if inputs.ndim == 2 else None
-        return cls(inputs.min(axis=axis), inputs.max(axis=axis), is_binary=False)
-
-    @property
-    def span(self) -> np.ndarray:
-        """The length of the range, the unit of step sizes and radii."""
-        return np.asarray(self.high - self.low)
-
-    def nearest(self, inputs: Any) -> Any:
-        """Return the nearest inputs in the domain, with the same type; ties go to ``low``."""
-        # NumPy stays NumPy: callbacks from compiled code must not use JAX, which would deadlock
-        array = np if isinstance(inputs, np.ndarray) else jnp
-        if self.is_binary:
-            nearest = array.where(inputs > (self.low + self.high) / 2, self.high, self.low)
-        else:
-            nearest = array.clip(inputs, self.low, self.high)
-        return nearest.astype(inputs.dtype)
-
-    def flipped(self, inputs: Any) -> Any:
-        """Return the inputs with every binary feature flipped."""
-        return self.low + self.high - inputs
-
-
 def num_inputs(canary: InputCanary, data: object, count: int | None) -> int:
     """Return the number of canaries, by default 16; raise if they cannot be made from the data."""
     if isinstance(canary, Given):
@@ -169,7 +129,7 @@ def first_examples(
     chosen = rng.choice(len(data), num_canaries, replace=num_canaries > len(data))
     inputs, targets = data.inputs[chosen], data.targets[chosen]
     if isinstance(canary, Blank):
-        zeros = JaxInputDomain.of(data.inputs).nearest(np.zeros_like(inputs))
+        zeros = InputDomain.of(data.inputs).nearest(np.zeros_like(inputs))
         return zeros, rng.integers(0, data.num_classes, num_canaries).astype(targets.dtype)
     if isinstance(canary, Mislabelled):
         others = rng.integers(1, data.num_classes, num_canaries)
@@ -204,11 +164,12 @@ class JaxCrafting:
         *,
         radius: float | None = None,
     ) -> Any:
-        search = JaxCraftingSearch(
-            domain=JaxInputDomain.of(self.data.inputs),
+        search = CraftingSearch(
+            domain=InputDomain.of(self.data.inputs),
             num_steps=canary.num_steps,
             step_size=canary.step_size,
             radius=radius,
+            loop=partial(jax.lax.fori_loop, 0),
         )
         return search(jax.vmap(jax.value_and_grad(value)), start, targets)
 
@@ -243,92 +204,6 @@ def mean_gradient(data: HeldOutArrays, gradient: ExampleFunction) -> jax.Array:
 def _norm(vector: jax.Array) -> jax.Array:
     """Return the norm, kept above zero, where the square root has no derivative."""
     return jnp.sqrt(vector @ vector + 1e-30)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class JaxCraftingSearch:
-    """A search with ``num_steps`` steps of ``step_size`` spans, at most ``radius`` spans from the start.
-
-    It takes the same steps as the search for torch models, and also returns the best input that it tried.
-    """
-
-    domain: JaxInputDomain
-    num_steps: int
-    step_size: float
-    radius: float | None = None
-
-    def __call__(self, objective: Objective, inputs: Any, targets: Any) -> Any:
-        """Return the best inputs found, starting from these."""
-        search = self._flip_features if self.domain.is_binary else self._descend
-        return search(objective, inputs, targets)
-
-    def _descend(self, objective: Objective, start: Any, targets: Any) -> Any:
-        """Take shrinking steps along the sign of the gradient: projected gradient descent."""
-
-        def step(number: Any, now: tuple[Any, ...]) -> tuple[Any, ...]:
-            inputs, gradients, best, least = now
-            length = self.step_size * (1 - number / self.num_steps)
-            inputs = self._project(start, inputs - length * self.domain.span * jnp.sign(gradients))
-            values, gradients = objective(inputs, targets)
-            ok = values < least  # false for NaN
-            return (
-                inputs,
-                gradients,
-                jnp.where(_expanded(ok, inputs), inputs, best),
-                jnp.where(ok, values, least),
-            )
-
-        least, gradients = objective(start, targets)
-        return jax.lax.fori_loop(0, self.num_steps, step, (start, gradients, start, least))[2]
-
-    def _project(self, start: Any, inputs: Any) -> Any:
-        if self.radius is not None:
-            distance = self.radius * self.domain.span
-            inputs = jnp.clip(inputs, start - distance, start + distance)
-        return self.domain.nearest(inputs.astype(start.dtype))
-
-    def _flip_features(self, objective: Objective, start: Any, targets: Any) -> Any:
-        """Flip the most promising features; if that fails, fewer of them, then others."""
-        first = start.reshape(len(start), -1)
-
-        def step(_: Any, now: tuple[Any, ...]) -> tuple[Any, ...]:
-            best, least, gradients, counts, failed = now
-            tried = self._choose_flips(best, first, gradients, counts, failed)
-            inputs = jnp.where(tried, self.domain.flipped(best), best)
-            values, new = objective(inputs.reshape(start.shape), targets)
-            ok = values < least
-            alone = ~ok & (counts == 1)
-            return (
-                jnp.where(ok[:, None], inputs, best),
-                jnp.where(ok, values, least),
-                jnp.where(ok[:, None], new.reshape(first.shape), gradients),
-                jnp.where(ok, counts, jnp.maximum(counts // 2, 1)),
-                (failed | (tried & alone[:, None])) & ~ok[:, None],
-            )
-
-        least, gradients = objective(start, targets)
-        counts = jnp.full(len(start), self._num_flipped(first.shape[1]))
-        failed = jnp.zeros(first.shape, bool)
-        begin = first, least, gradients.reshape(first.shape), counts, failed
-        return jax.lax.fori_loop(0, self.num_steps, step, begin)[0].reshape(start.shape)
-
-    def _num_flipped(self, size: int) -> int:
-        share = self.step_size if self.radius is None else min(self.step_size, self.radius)
-        return max(1, round(share * size))
-
-    def _choose_flips(self, now: Any, start: Any, gradients: Any, counts: Any, failed: Any) -> Any:
-        """Choose the features to flip: the ``counts`` most promising allowed ones of each input."""
-        promise = -gradients * (self.domain.flipped(now) - now)
-        allowed = ~failed
-        if self.radius is not None:  # a flipped feature may always be flipped back
-            room = max(1, round(self.radius * now.shape[1])) - (now != start).sum(axis=1)
-            allowed &= (now != start) | (room >= counts)[:, None]
-        order = jnp.argsort(jnp.where(allowed, promise, -jnp.inf), axis=1, descending=True)
-        return (jnp.argsort(order, axis=1) < counts[:, None]) & allowed
-
-
-def _expanded(mask: Any, other: Any) -> Any:
-    return mask.reshape(-1, *[1] * (other.ndim - 1))
 
 
 @jax.tree_util.register_dataclass
