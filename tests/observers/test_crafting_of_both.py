@@ -13,7 +13,7 @@ from dpaudit._torch import HeldOutData
 from dpaudit._torch._crafting import Crafting
 from dpaudit._torch._crafting import mean_gradient as torch_mean_gradient
 from dpaudit.observers.jax_privacy import hold_out
-from dpaudit.observers.jax_privacy._inputs import JaxCrafting, first_examples, mean_gradient
+from dpaudit.observers.jax_privacy._input_observer import JaxCrafting, first_examples, mean_gradient
 
 NORM = 0.8
 RNG = np.random.default_rng(3)

@@ -11,7 +11,7 @@ from statistical_limits import most_flagged
 
 import dpaudit
 from dpaudit.observers.jax_privacy import Given, hold_out, observe
-from dpaudit.observers.jax_privacy._inputs import InputInsertion, first_examples
+from dpaudit.observers.jax_privacy._input_observer import InputInsertion, first_examples
 
 VIOLATION = dpaudit.Verdict.VIOLATION
 NOISE, STEPS = 0.8563, 300  # of every claim here: its curve is found once

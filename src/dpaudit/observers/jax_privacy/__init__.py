@@ -8,7 +8,7 @@ except ImportError as _error:
     raise MissingExtraError("Observing JAX Privacy", "jax") from _error
 
 from dpaudit.observers._replay_result import ReplayResult
-from dpaudit.observers.jax_privacy._inputs import Given, hold_out
+from dpaudit.observers.jax_privacy._input_observer import Given, hold_out
 from dpaudit.observers.jax_privacy._keras import observe_model
 from dpaudit.observers.jax_privacy._observe import Observed, observe
 from dpaudit.observers.jax_privacy._replay import replay

@@ -26,7 +26,7 @@ from dpaudit.errors import InputError
 from dpaudit.observers._session import MIXTURE, AuditedSteps, AuditOptions, observer
 from dpaudit.observers.jax_privacy._canaries import GradientInsertion
 from dpaudit.observers.jax_privacy._clipping import JaxClip, marked, require_unmarked
-from dpaudit.observers.jax_privacy._inputs import HeldOutArrays, InputInsertion, num_inputs
+from dpaudit.observers.jax_privacy._input_observer import HeldOutArrays, InputInsertion, num_inputs
 from dpaudit.observers.jax_privacy._step_callbacks import StepBarrier, StepCallbacks, observed_batches
 from dpaudit.recording import DPSGDParams, Recorder, TrainingInfo
 
