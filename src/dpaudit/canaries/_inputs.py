@@ -205,7 +205,7 @@ def refuse_held_out(canary: object, held_out: object) -> None:
 Objective: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 """Maps inputs and classes to one value each, the smaller the better, and its gradient in the input."""
 Loop: TypeAlias = Callable[[int, Callable[[Any, Any], Any], Any], Any]
-"""Calls a function of the step number and the state so many times; returns the last state."""
+"""Calls a function of the step number and the state in each step; returns the last state."""
 
 
 def _library(array: Any) -> Any:
