@@ -271,7 +271,6 @@ def test_a_file_that_becomes_too_large_is_not_there_in_part(tmp_path: Path) -> N
         (_io, lambda path: _io.read_array(path, "f")),
         (_io, _io.read_json),
         (_canary, lambda path: _canary.SharedCanary.read(path.parent, "")),
-        (_canary, lambda path: _canary._read(str(path))),
         (_directory, lambda path: _loop.restore(path, None, "run")),
         (_config, _config.load_config),
         (_directory, _directory._digest_of),

@@ -19,9 +19,8 @@ from statistical_limits import count_range
 
 from dpaudit import InputError
 from dpaudit.experiments import Config, Running, parse_config, rehearse, run
-from dpaudit.experiments._build import load_data
+from dpaudit.experiments._build import Resolved, load_data, resolve
 from dpaudit.experiments._recompute import verify
-from dpaudit.experiments._resolved import Resolved, resolve
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, _many_runs
 from dpaudit.experiments.black_box._canary import canaries_for
 from dpaudit.experiments.config._schema import ExampleConfig, GivenConfig

@@ -9,8 +9,7 @@ import pytest
 
 from dpaudit.canaries import Adversarial, Blank, Constant, Crafted, Dirac, Mislabelled, Mixed, RandomDirection
 from dpaudit.experiments import Config
-from dpaudit.experiments._build import Experiment, build, load_data, model_for
-from dpaudit.experiments._resolved import resolve
+from dpaudit.experiments._build import Experiment, build, load_data, model_for, resolve
 from dpaudit.experiments.config import _schema
 from dpaudit.experiments.config._schema import Digits, NamedModel, Section
 from dpaudit.training import SGD, Adam, EndToEnd, FlipAndCrop, OneRun, TwoBatches

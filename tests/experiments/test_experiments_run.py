@@ -18,10 +18,9 @@ from damage import forged
 import dpaudit
 from dpaudit import InputError
 from dpaudit.experiments import Config, Progress, build, rehearse, run
-from dpaudit.experiments._build import load_data
+from dpaudit.experiments._build import load_data, resolve
 from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._recompute import verify
-from dpaudit.experiments._resolved import resolve
 from dpaudit.methods import examine
 
 Small = Callable[..., Config]

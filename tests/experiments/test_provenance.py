@@ -16,6 +16,7 @@ from digits_config import digits_config
 import dpaudit
 from dpaudit import _provenance
 from dpaudit.experiments import Progress, parse_config, run
+from dpaudit.experiments._build import load_data, resolve
 from dpaudit.experiments._recompute import verify
 from dpaudit.report import Format, Report
 
@@ -67,9 +68,6 @@ def test_a_result_has_digests_of_seeds_and_no_seeds(finished: Path) -> None:
 
 
 def test_digests_depend_on_data_configuration_and_seed() -> None:
-    from dpaudit.experiments._build import load_data  # noqa: PLC0415
-    from dpaudit.experiments._resolved import resolve  # noqa: PLC0415
-
     def digests(**changes: Any) -> dict[str, Any]:
         config = parse_config(digits_config("run", **changes), "run.toml")
         return resolve(config, load_data(config.data)[0]).digests(config)

@@ -1,15 +1,18 @@
 """Build a training run with its audit from a config.
 
-``build`` combines the data, model, DP-SGD settings, faults and canaries named in the tables of a config.
-Black-box audits use the same parts. ``example`` returns a commented config to start from.
+``resolve`` fills in what a config may leave open (noise, sample rate, seed), once for each run. ``build``
+combines the data, model, DP-SGD settings, faults and canaries named in the tables of a config. Black-box
+audits use the same parts. ``example`` returns a commented config to start from.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any, TypeAlias
 
@@ -17,22 +20,22 @@ import torch
 from torch import nn
 
 from dpaudit import _io
+from dpaudit._provenance import digest, seed_digest, spawn_seed
+from dpaudit.accounting import noise_for_epsilon
 from dpaudit.canaries import Adversarial, Blank, Crafted, GradientCanary, InputCanary, Mislabelled
 from dpaudit.errors import InputError
 from dpaudit.experiments._analysis import GRADIENT_CANARIES
 from dpaudit.experiments._loop import ignore
-from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.config import Config
 from dpaudit.experiments.config._schema import (
     AuditConfig,
     DataConfig,
-    Digits,
     EndToEndConfig,
-    FewSeedsConfig,
+    Files,
+    FunctionModel,
     ManyRunsConfig,
     Mlp,
     ModelConfig,
-    NoiseTooSmallConfig,
     OptimizerConfig,
     PaperConfig,
     Random,
@@ -40,6 +43,7 @@ from dpaudit.experiments.config._schema import (
     ShuffledBatchesConfig,
     TrainingConfig,
 )
+from dpaudit.experiments.trials._trial_plan import source_digest
 from dpaudit.recording import LiveBound
 from dpaudit.training import (
     DPSGD,
@@ -51,7 +55,7 @@ from dpaudit.training import (
     OneRun,
     Optimizer,
     PrivateSum,
-    Sampler,
+    Seeds,
     Training,
     TwoBatches,
     initialize,
@@ -91,8 +95,140 @@ _CANARIES: Mapping[str, Callable[..., GradientCanary | InputCanary]] = {
 }
 _WITH_TEST_PART: Mapping[str, Callable[..., Dataset]] = {"cifar10": cifar10, "idx": idx_images}
 _WITHOUT_TEST_PART: Mapping[str, Callable[..., Dataset]] = {"purchase100": purchase100, "location": location}
+_MECHANISMS: Mapping[str, Callable[..., PrivateSum]] = {
+    "noise-too-small": NoiseTooSmall,
+    "few-seeds": FewSeeds,
+    "unclipped": Unclipped,
+    "clipped-after-mean": ClippedAfterMean,
+}
 _TEST_SHARE = 6  # one example in six is for testing if the data have no test part
 _MIN_PIXELS = 8  # per side: convolutional networks halve the image repeatedly
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """Noise, sample rate and seed of a run, and hashes of its data and code."""
+
+    noise_multiplier: float
+    sample_rate: float
+    num_examples: int
+    data_digest: str
+    code_digest: str
+    """Hash of the user's training function; empty if there is none."""
+    seed: int
+
+    @property
+    def training_seeds(self) -> Seeds:
+        """The seeds of the training run."""
+        return Seeds.of(self.seed)
+
+    @property
+    def audit_seed(self) -> int:
+        """The seed of canaries and their membership, which must be independent of the training run."""
+        return spawn_seed(self.seed, 1)  # branch 2 is that of trials
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**asdict(self), "seeds": {**asdict(self.training_seeds), "audit": self.audit_seed}}
+
+    def digests(self, config: Config) -> dict[str, Any]:
+        """Return digests of what the numbers depend on; seeds are never stored outside private files."""
+        values = {key: value for key, value in config.identity().items() if key != "seed"}
+        seeds = {"run": self.seed, **asdict(self.training_seeds), "audit": self.audit_seed}
+        return {
+            "data": self.data_digest,
+            "configuration": digest(values),
+            **({"code": self.code_digest} if self.code_digest else {}),
+            "seeds": {name: seed_digest(name, seed) for name, seed in seeds.items()},
+        }
+
+    def run_digest(self, config: Config) -> str:
+        """Return the digest by which files know their run: of the config, the data and the seeds."""
+        return digest([config.identity(), self.to_dict()])
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any], source: str = "the config.json of the run") -> Resolved:
+        """Return the object that :meth:`to_dict` serialized; errors name ``source``."""
+        missing = [name for name in cls.__dataclass_fields__ if name not in stored]
+        if missing:
+            raise InputError(
+                f"Expected {', '.join(missing)} in {source}, got none: the run was started by another "
+                "version of dpaudit; choose another output directory."
+            )
+        return cls(**{name: stored[name] for name in cls.__dataclass_fields__})
+
+
+def resolve(config: Config, data: Dataset) -> Resolved:
+    """Calibrate the noise and draw the seed if the config does not specify them."""
+    training, num_examples = config.training, len(data)
+    rate = _sample_rate(training, num_examples)
+    return Resolved(
+        noise_multiplier=_noise_multiplier(training, rate),
+        sample_rate=rate,
+        num_examples=num_examples,
+        data_digest=_digest(data),
+        code_digest=_code_digest(config),
+        seed=secrets.randbits(128) if config.seed is None else config.seed,
+    )
+
+
+def require_same_data(resolved: Resolved, data: Dataset) -> None:
+    """Raise if the examples have changed: the claim and the checkpoint refer to the original ones."""
+    if _digest(data) != resolved.data_digest:
+        raise InputError(
+            f"Expected the {resolved.num_examples} training examples that the run started with, got "
+            f"{len(data)} different ones: the data files have changed; restore them or choose another output "
+            "directory."
+        )
+
+
+def require_same_code(resolved: Resolved, config: Config) -> None:
+    """Raise if the training function has changed: the scores of two versions must not be mixed."""
+    if isinstance(config.model, FunctionModel) and _code_digest(config) != resolved.code_digest:
+        raise InputError(
+            f"Expected model.function={config.model.function!r} to be unchanged since the run started, but "
+            "its file has changed; restore it or choose another output directory."
+        )
+
+
+def _code_digest(config: Config) -> str:
+    return source_digest(config.model.function) if isinstance(config.model, FunctionModel) else ""
+
+
+def _digest(data: Dataset) -> str:
+    """Return a hash of the examples."""
+    hasher = hashlib.sha256()
+    for tensor in (data.inputs, data.targets):
+        hasher.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        hasher.update(tensor.contiguous().numpy().data)
+    return hasher.hexdigest()
+
+
+def _sample_rate(training: TrainingConfig, num_examples: int) -> float:
+    if training.batch_size is None:
+        assert training.sample_rate is not None  # the config has exactly one of them
+        return training.sample_rate
+    if training.batch_size > num_examples:
+        raise InputError(
+            f"Expected training.batch_size={training.batch_size:g} to be at most {num_examples}, the number "
+            "of examples."
+        )
+    return training.batch_size / num_examples
+
+
+def _noise_multiplier(training: TrainingConfig, sample_rate: float) -> float:
+    if training.target_epsilon is None:
+        assert training.noise_multiplier is not None  # the config has exactly one of them
+        return training.noise_multiplier
+    try:
+        return noise_for_epsilon(
+            training.target_epsilon,
+            sample_rate=sample_rate,
+            num_steps=training.num_steps,
+            delta=training.delta,
+        )
+    except InputError as error:
+        raise InputError(f"No noise was found for training.target_epsilon: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +265,7 @@ def build(
     train, (test, held_out) = data[0], split_held_out(config, resolved, *data)
     seeds, bounds = resolved.training_seeds, deque[LiveBound](maxlen=1)
     audit, tests = _audit(config, resolved, held_out, bounds, crafting), Diagnose()
+    is_shuffled = isinstance(config.training.fault, ShuffledBatchesConfig)
     training = Training(
         initialize(model_for(config.model, train), seeds.initialization),
         train,
@@ -136,7 +273,7 @@ def build(
         seeds=seeds,
         device=device_of(config.device),
         hooks=[audit, tests],
-        sampling=_sampling(config.training, resolved),
+        sampling=ShuffledBatches(resolved.sample_rate) if is_shuffled else None,
         mechanism=mechanism_of(config.training, resolved),
     )
     if not isinstance(audit, EndToEnd):
@@ -240,23 +377,14 @@ def _optimizer(config: OptimizerConfig) -> Optimizer:
     return SGD(**values) if isinstance(config, SgdConfig) else Adam(**values)
 
 
-def _sampling(training: TrainingConfig, resolved: Resolved) -> Sampler | None:
-    """Return the faulty sampling that a config requests; None for correct sampling."""
-    shuffled = isinstance(training.fault, ShuffledBatchesConfig)
-    return ShuffledBatches(resolved.sample_rate) if shuffled else None
-
-
 def mechanism_of(training: TrainingConfig, resolved: Resolved) -> PrivateSum | None:
     """Return the faulty mechanism that a config requests; None for the correct one."""
-    fault = training.fault
-    if fault is None or isinstance(fault, ShuffledBatchesConfig):
+    values = {} if training.fault is None else training.fault.model_dump()
+    kind = _MECHANISMS.get(values.pop("name", ""))
+    if kind is None:
         return None
-    common = {"noise_multiplier": resolved.noise_multiplier, "max_grad_norm": training.max_grad_norm}
-    if isinstance(fault, NoiseTooSmallConfig):
-        return NoiseTooSmall(**common, factor=fault.factor)
-    if isinstance(fault, FewSeedsConfig):
-        return FewSeeds(**common, num_seeds=fault.num_seeds)
-    return Unclipped(**common) if fault.name == "unclipped" else ClippedAfterMean(**common)
+    noise = resolved.noise_multiplier
+    return kind(noise_multiplier=noise, max_grad_norm=training.max_grad_norm, **values)
 
 
 def device_of(name: str) -> torch.device:
@@ -270,32 +398,24 @@ def device_of(name: str) -> torch.device:
 
 
 def load_data(config: DataConfig) -> tuple[Dataset, Dataset]:
-    """Return the training and test examples."""
-    train, test = _all_data(config)
-    return train, _first(test, config.num_test, "num_test")
-
-
-def _all_data(config: DataConfig) -> tuple[Dataset, Dataset]:
+    """Return the training and test examples; data without a test part are split."""
     if isinstance(config, Random):
         for_test = config.num_test or -(-config.num_examples // (_TEST_SHARE - 1))
         total = config.num_examples + for_test
         images = random_images(total, shape=config.shape, num_classes=config.num_classes, seed=config.seed)
         return images.split(config.num_examples)
-    if isinstance(config, Digits):
-        return _split(digits(), config.num_examples)
-    folder = _io.expanded(config.directory)
-    if config.name in _WITHOUT_TEST_PART:
-        return _split(_WITHOUT_TEST_PART[config.name](folder), config.num_examples)
-    read = _WITH_TEST_PART[config.name]
-    train = read(folder, train=True)
-    return _first(train, config.num_examples, "num_examples"), read(folder, train=False)
-
-
-def _split(data: Dataset, num_examples: int | None) -> tuple[Dataset, Dataset]:
-    """Return the first examples and the rest."""
-    count = len(data) - len(data) // _TEST_SHARE if num_examples is None else num_examples
-    _require_at_most("num_examples", count, len(data) - 1)
-    return data.split(count)
+    if isinstance(config, Files) and config.name in _WITH_TEST_PART:
+        folder, read = _io.expanded(config.directory), _WITH_TEST_PART[config.name]
+        train = _first(read(folder, train=True), config.num_examples, "num_examples")
+        test = read(folder, train=False)
+    else:
+        data = digits()
+        if isinstance(config, Files):
+            data = _WITHOUT_TEST_PART[config.name](_io.expanded(config.directory))
+        count = config.num_examples or len(data) - len(data) // _TEST_SHARE
+        _require_at_most("num_examples", count, len(data) - 1)
+        train, test = data.split(count)
+    return train, _first(test, config.num_test, "num_test")
 
 
 def _first(data: Dataset, count: int | None, name: str) -> Dataset:

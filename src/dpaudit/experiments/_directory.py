@@ -28,7 +28,7 @@ from dpaudit.errors import InputError
 from dpaudit.experiments._analysis import RESULT_SCHEMA, SCORE_FILES, SCORES_OF_MODES
 
 if TYPE_CHECKING:  # need pydantic and torch, which checks of a run do without
-    from dpaudit.experiments._resolved import Resolved
+    from dpaudit.experiments._build import Resolved
     from dpaudit.experiments.config import Config
 
 MANIFEST: Final = "manifest.json"

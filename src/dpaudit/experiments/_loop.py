@@ -26,7 +26,7 @@ from dpaudit.experiments._directory import damaged_checkpoint, read_checkpoint, 
 from dpaudit.training import Training, accuracy
 
 if TYPE_CHECKING:
-    from dpaudit.experiments._resolved import Resolved
+    from dpaudit.experiments._build import Resolved
     from dpaudit.experiments.config import Config
     from dpaudit.experiments.trials import TrialProgress
     from dpaudit.recording import LiveBound

@@ -18,7 +18,15 @@ from dpaudit._io import read_json
 from dpaudit.canaries import ThreatModel
 from dpaudit.errors import InputError
 from dpaudit.experiments._analysis import RESULT_SCHEMA, RunScores, compare, plain_values
-from dpaudit.experiments._build import Experiment, build, load_data
+from dpaudit.experiments._build import (
+    Experiment,
+    Resolved,
+    build,
+    load_data,
+    require_same_code,
+    require_same_data,
+    resolve,
+)
 from dpaudit.experiments._directory import MANIFEST, RunDirectory
 from dpaudit.experiments._loop import (
     Listener,
@@ -30,7 +38,6 @@ from dpaudit.experiments._loop import (
     train,
 )
 from dpaudit.experiments._recompute import verify_finished
-from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data, resolve
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, run_many
 from dpaudit.experiments.config import Config
 from dpaudit.experiments.config._schema import ManyRunsConfig

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit import _io
-from dpaudit._interrupts import raise_if_machine
-from dpaudit._io import NOT_AN_ARRAY, map_array, open_file, reading
+from dpaudit._io import open_file, read_array, reading
 from dpaudit._provenance import spawn_seed
 from dpaudit._torch._crafting import Crafting
 from dpaudit._types import BoolArray
@@ -187,19 +186,10 @@ def _checked(example: Example, held_out: HeldOutData) -> Example:
 
 
 def _read(name: str) -> Tensor:
-    path = _io.expanded(name)
-    try:
-        array = map_array(path)
-        kind = np.uint8 if array.dtype == np.uint8 else np.float32
-        return as_inputs(torch.from_numpy(np.array(array, dtype=kind)))
-    except InputError:
-        raise
-    except (OSError, AttributeError, *NOT_AN_ARRAY) as error:
-        if isinstance(error, OSError):
-            raise_if_machine(error, f"Cannot read {path}")
-        raise InputError(
-            f"Expected a NumPy array in audit.canary.file={name!r}, but it cannot be read: {error}."
-        ) from error
+    array = read_array(_io.expanded(name), "buif")
+    if array is None:
+        raise InputError(f"Expected a NumPy array in audit.canary.file={name!r}, but it does not exist.")
+    return as_inputs(torch.from_numpy(array if array.dtype == np.uint8 else array.astype(np.float32)))
 
 
 def _packed(values: Tensor) -> dict[str, Any]:

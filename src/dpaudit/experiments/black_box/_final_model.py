@@ -13,8 +13,14 @@ from torch import nn
 
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError
-from dpaudit.experiments._build import device_of, mechanism_of, model_for, settings_of, split_held_out
-from dpaudit.experiments._resolved import Resolved
+from dpaudit.experiments._build import (
+    Resolved,
+    device_of,
+    mechanism_of,
+    model_for,
+    settings_of,
+    split_held_out,
+)
 from dpaudit.experiments.black_box._canary import canaries_for, first_model, first_weights, sample_membership
 from dpaudit.experiments.config import Config
 from dpaudit.experiments.config._schema import ExampleConfig, GivenConfig, OneRunConfig

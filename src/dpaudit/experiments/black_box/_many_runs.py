@@ -28,26 +28,22 @@ from dpaudit.experiments._analysis import (
     plain_values,
 )
 from dpaudit.experiments._build import (
+    Resolved,
     device_of,
     load_data,
     mechanism_of,
     model_for,
+    require_same_code,
+    require_same_data,
     settings_of,
     split_held_out,
 )
 from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._loop import Listener, Running
-from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data
 from dpaudit.experiments.black_box._canary import SharedCanary, canary_for, first_weights
 from dpaudit.experiments.black_box._final_model import SCORES
 from dpaudit.experiments.config import Config
-from dpaudit.experiments.config._schema import (
-    FunctionModel,
-    ManyRunsConfig,
-    PoolConfig,
-    ProcessesConfig,
-    RayConfig,
-)
+from dpaudit.experiments.config._schema import FunctionModel, ManyRunsConfig, PoolConfig
 from dpaudit.experiments.trials import (
     Neighbours,
     Pool,
@@ -321,9 +317,6 @@ def log_probability(model: Any, example: Any, label: int) -> float:
 
 def pool_for(config: PoolConfig | None) -> Pool:
     """Return the pool that a table describes; its keys are the fields. The default is processes."""
-    if config is None:
-        return Processes()
-    values = config.model_dump(exclude={"kind"})
-    if isinstance(config, ProcessesConfig):
-        return Processes(**values)
-    return Ray(**values) if isinstance(config, RayConfig) else Serial()
+    values = {"kind": "processes"} if config is None else config.model_dump()
+    kinds: dict[str, type[Pool]] = {"serial": Serial, "processes": Processes, "ray": Ray}
+    return kinds[values.pop("kind")](**values)

@@ -20,8 +20,8 @@ import numpy as np
 from dpaudit._interrupts import deferred, raise_if_requested
 from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.trials._store import Store
-from dpaudit.experiments.trials._task import Finished, Task
-from dpaudit.experiments.trials._trial_plan import Group, TrialPlan
+from dpaudit.experiments.trials._task import Task
+from dpaudit.experiments.trials._trial_plan import TrialPlan
 from dpaudit.experiments.trials.pools import Pool, Processes, Ray
 
 if TYPE_CHECKING:  # needs scipy, which would slow down the start of workers
@@ -50,29 +50,49 @@ def run_trials(
     """
     done = store.scores if retry_failed else {**store.failures, **store.scores}
     missing = plan.groups_without(done)
-    progress = _ProgressCounter(plan, store, missing, watch)
-    progress.report()
-    versions: dict[str, str] = {}
+    left = {group[0].number: len(group) for group in missing}
+    num_missing, started, versions = sum(left.values()), time.monotonic(), dict[str, str]()
+
+    def report() -> None:
+        num_left, seconds = sum(left.values()), time.monotonic() - started
+        watch(
+            TrialProgress(
+                num_trials=plan.num_trials,
+                num_done=len(store.scores),
+                num_failed=len(store.failures),
+                num_new=num_missing - num_left,
+                num_left=num_left,
+                seconds=seconds,
+                scores=store.scores,
+                failures=store.failures,
+            )
+        )
+
+    report()
     if missing:
         # 4 seconds for trials in progress, after a signal; those that take longer are repeated
-        with deferred(4.0), _closing(_mapped(pool, plan, missing)) as results:
+        with deferred(4.0), _closed(pool.map(Task.of(plan.recipe), missing)) as results:
             for group, finished in results:
                 store.write(group, finished)
                 versions |= finished.packages
-                progress.count(group)
+                left.pop(group[0].number, None)
+                report()
                 if not isinstance(pool, Processes | Ray):  # these finish the groups in progress
                     raise_if_requested()
-    progress.require_all()
+    if left:
+        raise InputError(f"Expected the pool to return every group, got all but {len(left)}.")
     return TrialsRun.of(store, versions)
 
 
-def _mapped(pool: Pool, plan: TrialPlan, missing: list[Group]) -> Iterator[tuple[Group, Finished]]:
-    results = pool.map(Task.of(plan.recipe), missing)
-    with _closing(results):
-        try:
-            yield from results
-        except BrokenExecutor as error:  # of a pool based on concurrent.futures
-            raise IncompleteError(f"The workers of the pool were lost: {error}") from error
+@contextmanager
+def _closed(results: Any) -> Iterator[Any]:
+    """Close the results however the loop ends; those of a user-defined pool may have no ``close``."""
+    try:
+        yield results
+    except BrokenExecutor as error:  # of a pool based on concurrent.futures
+        raise IncompleteError(f"The workers of the pool were lost: {error}") from error
+    finally:
+        getattr(results, "close", lambda: None)()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,50 +176,6 @@ class TrialsRun:
             f"{len(self.failures):,} of {total:,} trials failed, the first of them trial {number}: {last}. "
             "Failed trials count against the audit; use --retry-failed to repeat them."
         )
-
-
-@contextmanager
-def _closing(results: Any) -> Iterator[Any]:
-    """Close the results however the loop ends; those of a user-defined pool may have no ``close``."""
-    try:
-        yield results
-    finally:
-        getattr(results, "close", lambda: None)()
-
-
-class _ProgressCounter:
-    """Counter of the trials that have ended, which reports the progress."""
-
-    def __init__(
-        self, plan: TrialPlan, store: Store, missing: list[Group], watch: Callable[[TrialProgress], None]
-    ) -> None:
-        self._plan, self._store, self._watch = plan, store, watch
-        self._open = {group[0].number: len(group) for group in missing}
-        self._num_new = 0
-        self._started = time.monotonic()
-
-    def count(self, group: Group) -> None:
-        self._num_new += self._open.pop(group[0].number, 0)
-        self.report()
-
-    def report(self) -> None:
-        store = self._store
-        self._watch(
-            TrialProgress(
-                num_trials=self._plan.num_trials,
-                num_done=len(store.scores),
-                num_failed=len(store.failures),
-                num_new=self._num_new,
-                num_left=sum(self._open.values()),
-                seconds=time.monotonic() - self._started,
-                scores=store.scores,
-                failures=store.failures,
-            )
-        )
-
-    def require_all(self) -> None:
-        if self._open:
-            raise InputError(f"Expected the pool to return every group, got all but {len(self._open)}.")
 
 
 def _observations(scores: Mapping[int, float], failures: Mapping[int, str]) -> Observations | None:
