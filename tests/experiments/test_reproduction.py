@@ -27,7 +27,6 @@ from dpaudit.experiments.reproduction import (
     reproduce,
 )
 from dpaudit.experiments.reproduction._figure import CIFAR10, PURCHASE
-from dpaudit.experiments.reproduction._panels import kinds, only, values_of
 from dpaudit.experiments.reproduction._reproduce import FigureRun, relabeled
 from dpaudit.experiments.reproduction._simulation import simulate_counts
 from dpaudit.experiments.reproduction._trainings import PAPER_METHODS
@@ -128,8 +127,8 @@ def test_the_first_steps_of_a_training_are_at_last_all_of_them() -> None:
 
 def test_every_method_has_a_bound_from_the_same_numbers_of_observations(tmp_path: Path) -> None:
     rows = tiny("observations", tmp_path).rows
-    for method in values_of(rows, "method"):
-        assert values_of(only(rows, method=method), "observations") == [100, 1_000, 10_000]
+    for method in rows.values("method"):
+        assert rows.only(method=method).values("observations") == [100, 1_000, 10_000]
 
 
 def test_a_bound_by_each_method_of_table_1_stands_beside_the_papers(folder: Path) -> None:
@@ -226,23 +225,23 @@ def test_counts_of_a_growing_sample_are_those_of_scores() -> None:
 
 
 def test_rows_with_thresholds_from_the_counted_data_are_called_heuristic(tmp_path: Path) -> None:
-    found = kinds(tiny("observations", tmp_path).rows)
+    found = tiny("observations", tmp_path).kinds
     assert {kind for (_, rule), kind in found.items() if "same data" in rule} == {"heuristic"}
     assert {kind for (_, rule), kind in found.items() if "same data" not in rule} == {"confidence"}
 
 
 def test_the_regions_of_the_paper_have_its_numbers(tmp_path: Path) -> None:
     rows = tiny("regions", tmp_path).rows
-    attack = only(rows, region="attack")[0]
+    attack = rows.only(region="attack")[0]
     assert attack["epsilon"] == pytest.approx(0.3, abs=1e-3)
-    [mu] = values_of(only(rows, region="Gaussian mechanism"), "parameter")
+    [mu] = rows.only(region="Gaussian mechanism").values("parameter")
     assert Gaussian().epsilon(mu, 1e-5) == pytest.approx(1.0, abs=1e-4)
     assert attack["parameter"] < mu
 
 
 def test_no_accountants_curve_lies_above_the_attack_on_a_sampled_step(tmp_path: Path) -> None:
     rows = tiny("subsampling", tmp_path).rows
-    exact, pld = (only(rows, curve=name) for name in ("this attack, without end", "PLD"))
+    exact, pld = (rows.only(curve=name) for name in ("this attack, without end", "PLD"))
     gaps = [float(a["fnr"] or 0) - float(b["fnr"] or 0) for a, b in zip(exact, pld, strict=True)]
     assert min(gaps) > -1e-3
     assert max(gaps) > 0.05
@@ -347,7 +346,7 @@ def test_final_models_are_trained_by_as_many_processes_as_are_asked_for(
 def _of_cell(found: Reproduced, key: Any) -> list[Any]:
     """The rows of a cell that have a bound of a known kind."""
     known = {"confidence", "credible", "heuristic"}
-    return [row for row in only(found.rows, **key) if row["epsilon"] is not None and row["kind"] in known]
+    return [row for row in found.rows.only(**key) if row["epsilon"] is not None and row["kind"] in known]
 
 
 def _require_kinds(found: Reproduced) -> None:
@@ -371,12 +370,12 @@ def test_table_1_has_all_its_cells_and_two_steps_refute_no_claim(folder: Path) -
         "Random WRN-16",
     )
     for column, method in product(columns, PAPER_METHODS):
-        [same] = only(rows, variant=column, method=method, rule="same data")
-        [half] = only(rows, variant=column, method=method, rule=HALF)
+        [same] = rows.only(variant=column, method=method, rule="same data")
+        [half] = rows.only(variant=column, method=method, rule=HALF)
         assert same["claimed"] == half["claimed"] == 8.0
         assert same["epsilon"] >= half["epsilon"]
     assert max(row["epsilon"] for row in rows if row["kind"] == "confidence") <= 8.0
-    assert len(only(rows, method=OURS)) == len(columns)
+    assert len(rows.only(method=OURS)) == len(columns)
 
 
 @pytest.mark.long
@@ -384,7 +383,7 @@ def test_data_that_are_not_the_papers_are_called_by_their_own_name(folder: Path,
     found = tiny("black-box", folder)
     names = ["digits for CIFAR-10 MLP", "digits for Purchase"]
     assert [panel.title for panel in found.picture.panels] == names
-    assert values_of(found.rows, "column") == names
+    assert found.rows.values("column") == names
     assert {row[0] for row in found.tables[0].rows} == set(names)
     assert found.tables[1].rows[0][:2] == ("CIFAR-10 WRN-16, f-DP(ZB)", "about 1.6")  # of the paper's own
     assert "meaningless" in found.remarks[0]
@@ -401,7 +400,7 @@ def test_thirty_steps_show_a_missing_clip_best_by_the_gaussian_curve_and_a_corre
 ) -> None:
     found = tiny("bugs", folder)
     broken, correct = (
-        {row["method"]: row["epsilon"] for row in only(found.rows, variant=name, rule=HALF)}
+        {row["method"]: row["epsilon"] for row in found.rows.only(variant=name, rule=HALF)}
         for name in ("1: clipped after the mean", "correct")
     )
     assert broken["f-DP(joint)"] > broken["f-DP(CP)"] > 1.27
@@ -441,7 +440,7 @@ def test_a_cell_that_fails_in_a_process_is_told_and_the_others_are_kept(tmp_path
     ):
         tiny("thresholds", tmp_path, pool=_Failing())
     assert [path.stem for path in tmp_path.glob("*/*.json")] == ["run=1"]
-    assert len(values_of(tiny("thresholds", tmp_path).rows, "run")) == 2
+    assert len(tiny("thresholds", tmp_path).rows.values("run")) == 2
 
 
 @pytest.mark.parametrize("name", TRAINED)

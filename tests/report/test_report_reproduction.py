@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dpaudit.experiments.reproduction import Picture, Reproduced, Scale, figure_named
-from dpaudit.experiments.reproduction._figure import Table
+from dpaudit.experiments.reproduction._figure import FigureRows, Table
 from dpaudit.report.reproduction import _csv, _page
 from dpaudit.stats import Kind
 
@@ -20,9 +20,11 @@ def found() -> Reproduced:
         seed=5,
         data=("cifar10",),
         settings={"noise": 1.0, "runs": 2},
-        rows=(
-            {"method": "f-DP(CP)", "rule": "t = 1/2", "kind": "confidence", "epsilon": 1.5},
-            {"method": "ours", "rule": "", "kind": "heuristic", "steps": 3},
+        rows=FigureRows(
+            [
+                {"method": "f-DP(CP)", "rule": "t = 1/2", "kind": "confidence", "epsilon": 1.5},
+                {"method": "ours", "rule": "", "kind": "heuristic", "steps": 3},
+            ]
         ),
         picture=Picture(panels=[]),
         tables=(Table(title="A table", header=("", "paper"), rows=[("a|b", "2"), ("c", "3")]),),
@@ -48,7 +50,7 @@ def test_the_page_has_the_paper_the_picture_the_tables_and_the_settings(found: R
 
 
 def test_a_page_without_bounds_states_no_kinds_and_one_without_data_names_none(found: Reproduced) -> None:
-    page = _page(replace(found, rows=({"fpr": 0.5},), data=()))
+    page = _page(replace(found, rows=FigureRows([{"fpr": 0.5}]), data=()))
     assert "sound" not in page
     assert page.endswith("runs = 2.\n")
 

@@ -24,6 +24,7 @@ from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.reproduction._figure import (
     Data,
     Figure,
+    FigureRows,
     Key,
     Mark,
     Panel,
@@ -35,7 +36,6 @@ from dpaudit.experiments.reproduction._figure import (
     Table,
     Work,
 )
-from dpaudit.experiments.reproduction._panels import kinds
 
 if TYPE_CHECKING:  # only cells in processes need trials
     from dpaudit.experiments.trials import Processes, Trial
@@ -81,7 +81,7 @@ def reproduce(
         seed=seed,
         data=tuple(data.names(figure.needs)),
         settings=run.settings,
-        rows=tuple(relabeled(rows, stand_ins)),
+        rows=relabeled(rows, stand_ins),
         picture=relabeled(figure.picture(rows, run.settings), stand_ins),
         tables=tuple(relabeled(list(figure.tables(rows, run.settings)), stand_ins)),
         seconds=seconds,
@@ -97,7 +97,7 @@ class Reproduced:
     seed: int
     data: tuple[str, ...]
     settings: Settings
-    rows: tuple[Row, ...]
+    rows: FigureRows
     picture: Picture
     tables: tuple[Table, ...]
     seconds: float
@@ -106,7 +106,7 @@ class Reproduced:
     @property
     def kinds(self) -> dict[tuple[str, str], str]:
         """The kind of bound of each method with each threshold rule."""
-        return kinds(self.rows)
+        return self.rows.kinds
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -248,10 +248,10 @@ class FigureRun:
         """Return the key of a cell as text for messages."""
         return ", ".join(f"{name} {value}" for name, value in self.keys[index].items())
 
-    def finished(self) -> tuple[list[Row], float]:
+    def finished(self) -> tuple[FigureRows, float]:
         """Return the rows of all cells and their total time in seconds."""
         cells = [stored for key in self.keys if (stored := self.cells.read(_slug(key))) is not None]
-        rows = [row for cell in cells for row in cell["rows"]]
+        rows = FigureRows(row for cell in cells for row in cell["rows"])
         return rows, sum(float(cell["seconds"]) for cell in cells)
 
     def described(self) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import numpy as np
 from scipy import special
 
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.accounting import epsilon_above
 from dpaudit.experiments.reproduction._figure import Row
 from dpaudit.methods import COUNT_METHODS
 from dpaudit.stats import Bound, ClopperPearson, ErrorCounts, Gaussian, Kind, lower_bound
@@ -86,13 +85,6 @@ def simulate_counts(
             below[side] = below[side] + rng.multinomial(number - done, share)[:-1].cumsum()
         done = number
         yield CountsByThreshold(number, number - below[0], below[1])
-
-
-def training_epsilon(
-    noise_multiplier: float, sample_rate: float, num_steps: int, delta: float = DELTA
-) -> float:
-    """Return the epsilon of DP-SGD, directly from its privacy loss distribution."""
-    return epsilon_above(noise_multiplier, sample_rate, num_steps, delta)
 
 
 def log_spaced(low: int, high: int, number: int) -> list[int]:

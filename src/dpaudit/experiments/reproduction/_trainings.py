@@ -14,26 +14,17 @@ from dpaudit.experiments.reproduction._figure import (
     CIFAR10,
     PURCHASE,
     Figure,
+    FigureRows,
     Key,
     Need,
     Picture,
     Row,
-    Rows,
     Settings,
     Table,
     Work,
-    crossed,
-)
-from dpaudit.experiments.reproduction._panels import (
     bars_panel,
+    crossed,
     epsilon_panel,
-    mean,
-    method_label,
-    only,
-    pairs_of,
-    series_over,
-    spread,
-    values_of,
 )
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, DELTA
 from dpaudit.stats import ApproximateDP, Fixed, SameData, ThresholdRule
@@ -280,12 +271,12 @@ class Study(Figure):
     methods: Sequence[str] = PAPER_METHODS
     noise_multiplier: float | None = None
     """Set if single steps are audited, in which case epsilons are those of a step."""
-    printed: Mapping[tuple[str, float, str], float] = field(default_factory=dict)
+    printed: Mapping[tuple[Any, ...], float] = field(default_factory=dict)
     """The paper's values by method, epsilon and variant."""
     axis: str = ""
     """The axis label of the variants, if their names do not suffice."""
-    more_tables: Callable[[Rows, Settings], Sequence[Table]] = lambda *_: ()
-    draw: Callable[[Rows], Picture] | None = None
+    more_tables: Callable[[FigureRows, Settings], Sequence[Table]] = lambda *_: ()
+    draw: Callable[[FigureRows], Picture] | None = None
     """Function that draws the picture if the paper's figure has another form."""
 
     def cells(self, settings: Settings) -> list[Key]:
@@ -311,20 +302,18 @@ class Study(Figure):
             return [our_row(values, of_step=of_step)]
         return method_rows(values, of_step=of_step)
 
-    def picture(self, rows: Rows, settings: Settings) -> Picture:
+    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
         """Return a panel over epsilon for each variant, or bars if there is only one epsilon."""
-        shown, names = [row for row in rows if self._is_shown(row)], values_of(rows, "variant")
+        shown, names = rows.where(self._is_shown), rows.values("variant")
         if self.draw is not None:
             return self.draw(shown)
         if len(settings["epsilons"]) == 1:
             panel = bars_panel(shown, "variant", names, settings["epsilons"][0], x_label=self.axis)
             return Picture(panels=[panel])
         panels = [
-            epsilon_panel(
-                series_over(variant_rows, "claimed"), sorted(values_of(variant_rows, "claimed")), name
-            )
+            epsilon_panel(variant.series_over("claimed"), sorted(variant.values("claimed")), name)
             for name in names
-            for variant_rows in [only(shown, variant=name)]
+            for variant in [shown.only(variant=name)]
         ]
         return Picture(panels=panels, columns=2)
 
@@ -334,35 +323,35 @@ class Study(Figure):
             return row["rule"] == SAME_DATA
         return row["method"] in (OURS, "f-DP(joint)")
 
-    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
+    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
         """Return the means over runs next to the paper's values."""
-        names = values_of(rows, "variant")
+        names = rows.values("variant")
         lines = [
             (
-                method_label(method, rule),
-                str(only(rows, method=method, rule=rule)[0]["kind"]),
+                label,
+                str(bounds[0]["kind"]),
                 f"{epsilon:g}",
-                *(self._cell(rows, method, rule, epsilon, name) for name in names),
+                *(self._cell(bounds.only(claimed=epsilon, variant=name)) for name in names),
             )
-            for method, rule in pairs_of(rows)
-            if method in (*PAPER_METHODS, OURS, "f-DP(joint)")
+            for label, bounds in rows.by_method()
+            if bounds[0]["method"] in (*PAPER_METHODS, OURS, "f-DP(joint)")
             for epsilon in settings["epsilons"]
         ]
         number = settings["num_runs"]
         several = f"Mean epsilon of {number} runs (standard deviation in parentheses)"
         text = several if number > 1 else "Epsilon of one run"
         text += "; the paper's value follows the slash" if self.printed else ""
-        accuracy = ", ".join(f"{name}: {mean(only(rows, variant=name), 'accuracy'):.1%}" for name in names)
+        accuracy = ", ".join(f"{name}: {rows.only(variant=name).mean('accuracy'):.1%}" for name in names)
         return [
             Table(title=text, header=("method", "kind", "epsilon", *names), rows=lines),
             Table(title=accuracy_title(settings), header=("mean",), rows=[(accuracy,)]),
             *self.more_tables(rows, settings),
         ]
 
-    def _cell(self, rows: Rows, method: str, rule: str, epsilon: float, name: str) -> str:
-        cell_rows = only(rows, method=method, rule=rule, claimed=epsilon, variant=name)
-        if not cell_rows:
+    def _cell(self, bounds: FigureRows) -> str:
+        if not bounds:
             return ""
-        off = f" ({spread(cell_rows):.2f})" if len(cell_rows) > 1 else ""
-        printed = self.printed.get((method, epsilon, name)) if rule == SAME_DATA else None
-        return f"{mean(cell_rows):.2f}{off}" + ("" if printed is None else f" / {printed:.2f}")
+        off = f" ({bounds.spread():.2f})" if len(bounds) > 1 else ""
+        key = tuple(bounds[0][name] for name in ("method", "claimed", "variant"))
+        printed = self.printed.get(key) if bounds[0]["rule"] == SAME_DATA else None
+        return f"{bounds.mean():.2f}{off}" + ("" if printed is None else f" / {printed:.2f}")

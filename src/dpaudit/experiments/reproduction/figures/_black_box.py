@@ -8,25 +8,17 @@ from dpaudit.experiments.reproduction._figure import (
     CIFAR10,
     PURCHASE,
     Figure,
+    FigureRows,
     Key,
     Picture,
     Row,
-    Rows,
     Scale,
     Settings,
     Table,
     Work,
-    crossed,
-)
-from dpaudit.experiments.reproduction._panels import (
     bars_panel,
     comparison_table,
-    mean,
-    mean_text,
-    method_label,
-    only,
-    pairs_of,
-    values_of,
+    crossed,
 )
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, count_bound
 from dpaudit.experiments.reproduction._trainings import (
@@ -68,23 +60,23 @@ class FinalModels(Figure):
             training={"target_epsilon": _EPSILON},
         )
 
-    def picture(self, rows: Rows, _: Settings) -> Picture:
+    def picture(self, rows: FigureRows, _: Settings) -> Picture:
         panels = [
-            bars_panel(only(rows, column=column), "canary", (*_CANARIES, _ONE_RUN), _EPSILON, title=column)
-            for column in values_of(rows, "column")
+            bars_panel(rows.only(column=column), "canary", (*_CANARIES, _ONE_RUN), _EPSILON, title=column)
+            for column in rows.values("column")
         ]
         return Picture(panels=panels, columns=2)
 
-    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
-        pairs = pairs_of(rows)
-        lines = []
-        for column in values_of(rows, "column"):
+    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
+        methods, lines = [label for label, _ in rows.by_method()], []
+        for column in rows.values("column"):
             for canary in (*_CANARIES, _ONE_RUN):
-                cell_rows = only(rows, column=column, canary=canary)
-                bounds = [mean_text(only(cell_rows, method=method, rule=rule)) for method, rule in pairs]
+                cell_rows = rows.only(column=column, canary=canary)
+                by_label = dict(cell_rows.by_method())
+                bounds = [by_label.get(label, FigureRows()).mean_text() for label in methods]
                 number = "1" if canary == _ONE_RUN else f"{settings['num_models'][column]:,}"
-                lines.append((column, canary, number, f"{mean(cell_rows, 'accuracy'):.1%}", *bounds))
-        header = ("training", "canary", "models", "accuracy", *(method_label(*pair) for pair in pairs))
+                lines.append((column, canary, number, f"{cell_rows.mean('accuracy'):.1%}", *bounds))
+        header = ("training", "canary", "models", "accuracy", *methods)
         compared = [
             ("CIFAR-10 WRN-16, f-DP(ZB)", "about 1.6", _largest_bound(rows, "CIFAR-10 WRN-16")),
             ("CIFAR-10 ConvNet, f-DP(ZB)", "significantly lower", _largest_bound(rows, "CIFAR-10 ConvNet")),
@@ -115,12 +107,10 @@ def _one_run(column: str, work: Work) -> Row:
     return our_row(values)
 
 
-def _largest_bound(rows: Rows, column: str) -> str:
+def _largest_bound(rows: FigureRows, column: str) -> str:
     """Return the largest f-DP(ZB) bound, chosen on the same data, of columns that start with this name."""
-    column_rows = [
-        row for row in rows if str(row["column"]).startswith(column) and row["method"] == "f-DP(ZB)"
-    ]
-    epsilons = [float(row["epsilon"] or 0) for row in column_rows if row["rule"] == SAME_DATA]
+    bounds = rows.only(method="f-DP(ZB)", rule=SAME_DATA)
+    epsilons = bounds.where(lambda row: str(row["column"]).startswith(column)).numbers("epsilon")
     return f"{max(epsilons):.2f}" if epsilons else "not run at this scale"
 
 
@@ -157,13 +147,13 @@ class ClippingOnly(Figure):
             training=training,
         )
 
-    def picture(self, rows: Rows, settings: Settings) -> Picture:
+    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
         largest = _without_error("f-DP(ZB)", settings["num_models"])
         panels = [
             bars_panel(
-                only(rows, canary=canary),
+                rows.only(canary=canary),
                 "max_grad_norm",
-                values_of(rows, "max_grad_norm"),
+                rows.values("max_grad_norm"),
                 largest,
                 title=canary,
                 x_label="clipping norm",
@@ -173,11 +163,9 @@ class ClippingOnly(Figure):
         ]
         return Picture(panels=panels)
 
-    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
-        number, methods = settings["num_models"], [method_label(*pair) for pair in pairs_of(rows)]
-        lines = [
-            _line(rows, norm, canary) for norm in values_of(rows, "max_grad_norm") for canary in _CANARIES
-        ]
+    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
+        number, methods = settings["num_models"], [label for label, _ in rows.by_method()]
+        lines = [_line(rows, norm, canary) for norm in rows.values("max_grad_norm") for canary in _CANARIES]
         counts = tuple(dict.fromkeys((2_000, number)))
         largest = [
             (
@@ -206,10 +194,10 @@ class ClippingOnly(Figure):
         ]
 
 
-def _line(rows: Rows, norm: float, canary: str) -> tuple[str, ...]:
-    cell_rows = only(rows, max_grad_norm=norm, canary=canary)
-    bounds = [f"{mean(only(cell_rows, method=method, rule=rule)):.1f}" for method, rule in pairs_of(rows)]
-    return f"C = {norm:g}", canary, f"{_PRINTED[norm]:.1f}", f"{mean(cell_rows, 'accuracy'):.1%}", *bounds
+def _line(rows: FigureRows, norm: float, canary: str) -> tuple[str, ...]:
+    cell_rows = rows.only(max_grad_norm=norm, canary=canary)
+    bounds = [f"{bound_rows.mean():.1f}" for _, bound_rows in cell_rows.by_method()]
+    return f"C = {norm:g}", canary, f"{_PRINTED[norm]:.1f}", f"{cell_rows.mean('accuracy'):.1%}", *bounds
 
 
 def _without_error(method: str, num_models: int, confidence: float = CONFIDENCE) -> float:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpaudit.experiments.reproduction._figure import CIFAR10, Panel, Picture, Rows, Scale, Settings, Table
-from dpaudit.experiments.reproduction._panels import (
+from dpaudit.experiments.reproduction._figure import (
+    CIFAR10,
+    FigureRows,
+    Panel,
+    Picture,
+    Scale,
+    Settings,
+    Table,
     bars_panel,
     bounds_panel,
     diagonal,
-    mean,
     method_label,
-    only,
-    values_of,
 )
 from dpaudit.experiments.reproduction._simulation import DELTA
 from dpaudit.experiments.reproduction._trainings import (
@@ -65,8 +68,8 @@ _DETECTED_IN_PAPER = {
 }
 
 
-def _detection_tables(rows: Rows, _: Settings) -> list[Table]:
-    names = [name for name in _DETECTED_IN_PAPER if only(rows, variant=name)]
+def _detection_tables(rows: FigureRows, _: Settings) -> list[Table]:
+    names = [name for name in _DETECTED_IN_PAPER if rows.only(variant=name)]
     pairs = [
         *((method, SAME_DATA) for method in PAPER_METHODS),
         *((method, HALF) for method in (*PAPER_METHODS, OURS)),
@@ -76,25 +79,27 @@ def _detection_tables(rows: Rows, _: Settings) -> list[Table]:
     return [Table(title=title, header=("method", *names), rows=lines)]
 
 
-def _detection_cell(rows: Rows, method: str, rule: str, name: str) -> str:
-    epsilon = mean(only(rows, variant=name, method=method, rule=rule))
+def _detection_cell(rows: FigureRows, method: str, rule: str, name: str) -> str:
+    epsilon = rows.only(variant=name, method=method, rule=rule).mean()
     ours = "yes" if epsilon is not None and epsilon > _CLAIMED else "no"
     said = _DETECTED_IN_PAPER[name].get(method) if rule == SAME_DATA else None
     return ours if said is None else f"{ours} / {'yes' if said else 'no'}"
 
 
-def _draw(rows: Rows) -> Picture:
+def _draw(rows: FigureRows) -> Picture:
     """Return the first two violations as bars and the third over the true epsilon, as in the paper."""
-    panels = [_bars_beside_correct(rows, name) for name in (_CLIPPED, _SEEDS) if only(rows, variant=name)]
-    scaled = [{**row, "true": _TRUE[str(row["variant"])]} for row in rows if row["variant"] in _TRUE]
+    panels = [_bars_beside_correct(rows, name) for name in (_CLIPPED, _SEEDS) if rows.only(variant=name)]
+    scaled = FigureRows(
+        {**row, "true": _TRUE[str(row["variant"])]} for row in rows if row["variant"] in _TRUE
+    )
     over = bounds_panel(scaled, "true", "true epsilon per step", _CLAIMED, title="3: too little noise")
-    series = [*over.series, diagonal(sorted(values_of(scaled, "true")))]
+    series = [*over.series, diagonal(sorted(scaled.values("true")))]
     return Picture(panels=[*panels, replace(over, series=series, level_label="claimed")])
 
 
-def _bars_beside_correct(rows: Rows, name: str) -> Panel:
+def _bars_beside_correct(rows: FigureRows, name: str) -> Panel:
     names = (_CORRECT, name)
-    shown = [row for row in rows if row["variant"] in names]
+    shown = rows.where(lambda row: row["variant"] in names)
     return bars_panel(shown, "variant", names, _CLAIMED, title=name, level_label="claimed")
 
 

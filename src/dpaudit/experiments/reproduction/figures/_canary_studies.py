@@ -16,26 +16,19 @@ from dpaudit.experiments.reproduction._figure import (
     CIFAR10,
     PURCHASE,
     Figure,
+    FigureRows,
     Key,
     Panel,
     Picture,
     Row,
-    Rows,
     Scale,
     Series,
     Settings,
     Table,
     Work,
-    crossed,
-)
-from dpaudit.experiments.reproduction._panels import (
     bounds_panel,
-    by_method,
+    crossed,
     epsilon_panel,
-    mean,
-    mean_cells,
-    only,
-    values_of,
 )
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, DELTA
 from dpaudit.experiments.reproduction._trainings import (
@@ -110,20 +103,20 @@ _CPU = on_all_data(sizes(25, 2, 100, 0.01), sizes(49, 4, 600, 0.01), sizes(800, 
 _PAPER = on_all_data(PAPER_WIDE, PAPER_CONV, PAPER_DENSE)
 
 
-def _draw_methods(rows: Rows) -> Picture:
+def _draw_methods(rows: FigureRows) -> Picture:
     """Return a panel per method with a line per variant, as in the paper."""
-    return Picture(panels=[_panel(method_rows, label) for label, method_rows in by_method(rows)], columns=2)
+    return Picture(panels=[_panel(method_rows, label) for label, method_rows in rows.by_method()], columns=2)
 
 
-def _panel(rows: Rows, title: str) -> Panel:
-    epsilons = sorted(values_of(rows, "claimed"))
+def _panel(rows: FigureRows, title: str) -> Panel:
+    epsilons = sorted(rows.values("claimed"))
     lines = [
         Series(
             label=name,
             x=epsilons,
-            y=[mean(only(rows, variant=name, claimed=epsilon)) or 0.0 for epsilon in epsilons],
+            y=[rows.only(variant=name, claimed=epsilon).mean() or 0.0 for epsilon in epsilons],
         )
-        for name in values_of(rows, "variant")
+        for name in rows.values("variant")
     ]
     return epsilon_panel(lines, epsilons, title)
 
@@ -176,10 +169,10 @@ class FirstSteps(Figure):
             ]
         return rows
 
-    def picture(self, rows: Rows, settings: Settings) -> Picture:
+    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
         panels = [
             bounds_panel(
-                only(rows, column=column, claimed=epsilon),
+                rows.only(column=column, claimed=epsilon),
                 "steps",
                 "number of first steps used",
                 epsilon,
@@ -191,13 +184,13 @@ class FirstSteps(Figure):
         ]
         return Picture(panels=panels, columns=len(settings["epsilons"]))
 
-    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
-        numbers = values_of(rows, "steps")
+    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
+        numbers = rows.values("steps")
         lines = [
-            (column, f"{epsilon:g}", label, *mean_cells(method_rows, "steps", numbers))
+            (column, f"{epsilon:g}", label, *method_rows.mean_cells("steps", numbers))
             for column in _COLUMNS
             for epsilon in settings["epsilons"]
-            for label, method_rows in by_method(only(rows, column=column, claimed=epsilon))
+            for label, method_rows in rows.only(column=column, claimed=epsilon).by_method()
         ]
         header = ("training", "epsilon", "method", *(f"{number:,} steps" for number in numbers))
         title = "Epsilon from the first steps, composed over all steps"

@@ -12,35 +12,25 @@ import numpy as np
 from scipy import special
 
 from dpaudit._types import FloatArray
-from dpaudit.accounting import SubsampledGaussian
+from dpaudit.accounting import SubsampledGaussian, epsilon_above
 from dpaudit.experiments.reproduction._figure import (
     Figure,
+    FigureRows,
     Key,
     Mark,
     Panel,
     Picture,
     Row,
-    Rows,
     Series,
     Settings,
     Table,
     Work,
-    crossed,
-    simulated,
-)
-from dpaudit.experiments.reproduction._panels import (
     bounds_panel,
-    by_method,
     comparison_table,
-    mean,
-    mean_cells,
-    only,
-    pairs_of,
-    rates_of,
+    crossed,
     rates_panel,
     rates_rows,
-    rates_series,
-    values_of,
+    simulated,
 )
 from dpaudit.experiments.reproduction._simulation import (
     CONFIDENCE,
@@ -51,7 +41,6 @@ from dpaudit.experiments.reproduction._simulation import (
     log_spaced,
     nearest,
     simulate_counts,
-    training_epsilon,
 )
 from dpaudit.experiments.reproduction._trainings import OURS
 from dpaudit.stats import Betting, Gaussian, Kind, Optimal
@@ -84,17 +73,17 @@ class BoundByObservations(Figure):
         rng = np.random.default_rng([work.seed, 1])  # separate from the random stream of the counts
         return rows + _betting_rows(num_steps, noise, work.settings["num_canaries"], rng)
 
-    def picture(self, rows: Rows, settings: Settings) -> Picture:
+    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
         return Picture(panels=[_panel(rows, epsilon) for epsilon in settings["epsilons"]], columns=2)
 
-    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
-        shown = nearest(values_of(rows, "observations"), [10**power for power in range(2, 10)])
+    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
+        shown = nearest(rows.values("observations"), [10**power for power in range(2, 10)])
         lines = [
-            (f"{epsilon:g}", label, *mean_cells(method_rows, "observations", shown))
+            (f"{epsilon:g}", label, *method_rows.mean_cells("observations", shown))
             for epsilon in settings["epsilons"]
-            for label, method_rows in by_method(only(rows, claimed=epsilon))
+            for label, method_rows in rows.only(claimed=epsilon).by_method()
         ]
-        over = [(label, f"{_share_above(method_rows):.1%}") for label, method_rows in by_method(rows)]
+        over = [(label, f"{_share_above(method_rows):.1%}") for label, method_rows in rows.by_method()]
         return [
             Table(
                 title=f"Mean epsilon of {settings['num_runs']} runs",
@@ -144,9 +133,9 @@ def _betting_rows(
     return rows
 
 
-def _panel(rows: Rows, epsilon: float) -> Panel:
+def _panel(rows: FigureRows, epsilon: float) -> Panel:
     return bounds_panel(
-        only(rows, claimed=epsilon),
+        rows.only(claimed=epsilon),
         "observations",
         "observations per side (our one run: steps)",
         epsilon,
@@ -156,7 +145,7 @@ def _panel(rows: Rows, epsilon: float) -> Panel:
     )
 
 
-def _share_above(rows: Rows) -> float:
+def _share_above(rows: FigureRows) -> float:
     return sum(float(row["epsilon"] or 0) > float(row["claimed"] or 0) for row in rows) / len(rows)
 
 
@@ -175,32 +164,29 @@ class SubsampledStep(Figure):
         if key["curve"] == _PLD:
             return rates_rows(fpr, step.fnr(1 / noise, fpr))
         if key["curve"] == _GDP:
-            epsilon = training_epsilon(noise, rate, 1)
+            epsilon = epsilon_above(noise, rate, 1, DELTA)
             mu = Gaussian().with_epsilon(epsilon, DELTA)
             return [{**row, "epsilon": epsilon, "mu": mu} for row in rates_rows(fpr, Gaussian().fnr(mu, fpr))]
         threshold = -special.ndtri(fpr)  # in units of the noise
         fnr = (1 - rate) * special.ndtr(threshold) + rate * special.ndtr(threshold - 1 / noise)
         return rates_rows(fpr, fnr)
 
-    def picture(self, rows: Rows, _: Settings) -> Picture:
+    def picture(self, rows: FigureRows, _: Settings) -> Picture:
         marks = {_ADDED: Mark.DASHES, _MEASURED: Mark.POINTS}
         series = [
-            rates_series(
-                only(rows, curve=name),
-                _LABELS.get(name, name),
-                marks.get(name, Mark.LINE),
-                every=8 if name == _MEASURED else 1,
+            rows.only(curve=name).rates_series(
+                _LABELS.get(name, name), marks.get(name), every=8 if name == _MEASURED else 1
             )
-            for name in values_of(rows, "curve")
+            for name in rows.values("curve")
         ]
         return Picture(panels=[rates_panel(series)])
 
-    def tables(self, rows: Rows, _: Settings) -> list[Table]:
+    def tables(self, rows: FigureRows, _: Settings) -> list[Table]:
         lines, shown = [], (0.01, 0.1, 0.25, 0.5, 0.75)
-        for name in values_of(rows, "curve"):
-            x, y = rates_of(sorted(only(rows, curve=name), key=lambda row: float(row["fpr"] or 0)))
+        for name in rows.values("curve"):
+            x, y = FigureRows(sorted(rows.only(curve=name), key=lambda row: float(row["fpr"] or 0))).rates
             lines.append((_LABELS.get(name, name), *(f"{np.interp(fpr, x, y):.3f}" for fpr in shown)))
-        epsilon, mu = (values_of(rows, name)[0] for name in ("epsilon", "mu"))
+        epsilon, mu = (rows.values(name)[0] for name in ("epsilon", "mu"))
         return [
             Table(
                 title=f"False negative rate at false positive rates; epsilon = {epsilon:.2f}, mu = {mu:.2f}",
@@ -254,7 +240,7 @@ class BoundByThreshold(Figure):
             for method in _METHODS
         ]
 
-    def picture(self, rows: Rows, settings: Settings) -> Picture:
+    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
         edges = np.linspace(-3.5, 4.5, 41)
         scores = [
             Series(
@@ -276,15 +262,15 @@ class BoundByThreshold(Figure):
         )
         return Picture(panels=[bounds, shares], columns=2)
 
-    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
-        thresholds = np.array(sorted(values_of(rows, "threshold")))
+    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
+        thresholds = np.array(sorted(rows.values("threshold")))
         optimal = float(thresholds[-1])
         near = [float(thresholds[np.abs(thresholds - at).argmin()]) for at in (-1.0, 0.0, 0.5, 1.0, 2.0, 3.0)]
         lines = [
-            (method, *mean_cells(only(rows, method=method), "threshold", (*near, optimal)))
+            (method, *rows.only(method=method).mean_cells("threshold", (*near, optimal)))
             for method in _METHODS
         ]
-        at_w = max(float(row["epsilon"] or 0) for row in only(rows, method=_APPROXIMATE, threshold=optimal))
+        at_w = max(rows.only(method=_APPROXIMATE, threshold=optimal).numbers("epsilon"))
         return [
             Table(
                 title=_title(settings),
@@ -314,17 +300,17 @@ class ThresholdsByObservations(Figure):
             rows += [{"observations": counts.number, **row} for row in bounds]
         return rows
 
-    def picture(self, rows: Rows, settings: Settings) -> Picture:
+    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
         truth = _truth(settings)
         return Picture(
             panels=[bounds_panel(rows, "observations", "observations per side", truth, log_x=True)]
         )
 
-    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
+    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
         powers = (10**3, 10**4, 5 * 10**4, 10**6, 10**7, 10**8, 25 * 10**7)
-        shown = nearest(values_of(rows, "observations"), powers)
+        shown = nearest(rows.values("observations"), powers)
         lines = [
-            (label, *mean_cells(method_rows, "observations", shown)) for label, method_rows in by_method(rows)
+            (label, *method_rows.mean_cells("observations", shown)) for label, method_rows in rows.by_method()
         ]
         header = ("method", *(f"{size:,}" for size in shown))
         return [
@@ -332,16 +318,13 @@ class ThresholdsByObservations(Figure):
             comparison_table([self._as_good(rows)]),
         ]
 
-    def _as_good(self, rows: Rows) -> tuple[str, str, str]:
+    def _as_good(self, rows: FigureRows) -> tuple[str, str, str]:
         """Return how few observations the Gaussian curve needs to match the other bound with all of them."""
-        sizes = values_of(rows, "observations")
-        rule = next(rule for _, rule in pairs_of(rows) if rule.startswith("optimal"))
-        largest = mean(only(rows, method=_APPROXIMATE, rule=rule, observations=sizes[-1])) or 0.0
-        enough = [
-            size
-            for size in sizes
-            if (mean(only(rows, method=_CURVE, rule="threshold 0.5", observations=size)) or 0.0) >= largest
-        ]
+        sizes = rows.values("observations")
+        rule = next(rule for rule in rows.values("rule") if rule.startswith("optimal"))
+        largest = rows.only(method=_APPROXIMATE, rule=rule, observations=sizes[-1]).mean() or 0.0
+        curve = rows.only(method=_CURVE, rule="threshold 0.5")
+        enough = [size for size in sizes if (curve.only(observations=size).mean() or 0.0) >= largest]
         text = f"f-DP(CP) with the same bound as w with {sizes[-1]:,} observations"
         least = f"{enough[0]:,} ({sizes[-1] / enough[0]:,.0f} times fewer)" if enough else "not reached"
         return text, "5,000 times fewer", least

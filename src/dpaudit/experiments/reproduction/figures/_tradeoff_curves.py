@@ -11,33 +11,26 @@ import math
 import numpy as np
 from scipy import special
 
-from dpaudit.accounting import SubsampledGaussian, noise_for_epsilon
+from dpaudit.accounting import SubsampledGaussian, epsilon_above, noise_for_epsilon
 from dpaudit.experiments.reproduction._figure import (
     Figure,
+    FigureRows,
     Key,
     Mark,
     Panel,
     Picture,
     Row,
-    Rows,
     Series,
     Settings,
     Table,
     Work,
-    crossed,
-    simulated,
-)
-from dpaudit.experiments.reproduction._panels import (
     comparison_table,
-    numbers,
-    only,
-    rates_of,
+    crossed,
     rates_panel,
     rates_rows,
-    rates_series,
-    values_of,
+    simulated,
 )
-from dpaudit.experiments.reproduction._simulation import DELTA, training_epsilon
+from dpaudit.experiments.reproduction._simulation import DELTA
 from dpaudit.stats import ApproximateDP, Gaussian, Laplace, PiecewiseLinear, RandomizedResponse, TradeOff
 from dpaudit.stats.tradeoffs import ratio_epsilon
 
@@ -73,23 +66,23 @@ class TradeoffCurves(Figure):
         points = rates_rows(fpr, family.fnr(parameter, fpr))
         return [{"parameter": parameter, "symbol": family.symbol, **point} for point in points]
 
-    def picture(self, rows: Rows, _: Settings) -> Picture:
+    def picture(self, rows: FigureRows, _: Settings) -> Picture:
         marks = dict.fromkeys((_RESPONSE, "DP-SGD"), Mark.DASHES)
         series = [
-            rates_series(only(rows, mechanism=name), _LABELS.get(name, name), marks.get(name, Mark.LINE))
-            for name in values_of(rows, "mechanism")
+            rows.only(mechanism=name).rates_series(_LABELS.get(name, name), marks.get(name))
+            for name in rows.values("mechanism")
         ]
         return Picture(panels=[rates_panel(series)])
 
-    def tables(self, rows: Rows, _: Settings) -> list[Table]:
+    def tables(self, rows: FigureRows, _: Settings) -> list[Table]:
         """Compare the curves by their smallest sum of error rates: the further below 1, the worse."""
         lines = []
-        for name in values_of(rows, "mechanism"):
-            curve_rows = only(rows, mechanism=name)
-            least = min(map(sum, zip(*rates_of(curve_rows), strict=True)))
+        for name in rows.values("mechanism"):
+            curve_rows = rows.only(mechanism=name)
+            least = min(map(sum, zip(*curve_rows.rates, strict=True)))
             parameter = f"{curve_rows[0]['symbol']} = {float(curve_rows[0]['parameter'] or 0):.4g}"
             lines.append((_LABELS.get(name, name), parameter, f"{1 - least:.4f}"))
-        first, second = (rates_of(only(rows, mechanism=name))[1] for name in (_APPROXIMATE, _RESPONSE))
+        first, second = (rows.only(mechanism=name).numbers("fnr") for name in (_APPROXIMATE, _RESPONSE))
         gap = max(abs(a - b) for a, b in zip(first, second, strict=True))
         overlap = "randomized response and (eps,delta)-DP", "overlap", f"differ by at most {gap:.1g}"
         return [
@@ -125,19 +118,19 @@ class PrivacyRegions(Figure):
         mu, epsilon = float(Gaussian().parameter(*rates)), float(ratio_epsilon(*rates, DELTA))
         return {"fpr": fpr, "low": fnr, "parameter": mu, "epsilon": epsilon}
 
-    def picture(self, rows: Rows, _: Settings) -> Picture:
+    def picture(self, rows: FigureRows, _: Settings) -> Picture:
         """Draw each region as a closed line, and the attack as a point."""
         series = []
         for name in _REGIONS:
-            x, low, high = (numbers(only(rows, region=name), side) for side in ("fpr", "low", "high"))
+            x, low, high = (rows.only(region=name).numbers(side) for side in ("fpr", "low", "high"))
             series.append(Series(label=name, x=[*x, *x[::-1]], y=[*low, *high[::-1]]))
-        x, y = (numbers(only(rows, region="attack"), side) for side in ("fpr", "low"))
+        x, y = (rows.only(region="attack").numbers(side) for side in ("fpr", "low"))
         series.append(Series(label="the paper's attack", x=x, y=y, mark=Mark.POINTS))
         return Picture(panels=[rates_panel(series)])
 
-    def tables(self, rows: Rows, _: Settings) -> list[Table]:
-        mu = values_of(only(rows, region="Gaussian mechanism"), "parameter")[0]
-        attack = only(rows, region="attack")[0]
+    def tables(self, rows: FigureRows, _: Settings) -> list[Table]:
+        mu = rows.only(region="Gaussian mechanism").values("parameter")[0]
+        attack = rows.only(region="attack")[0]
         most = float(Gaussian().fnr(mu, np.asarray(_ATTACK_FPR)))
         return [
             comparison_table(
@@ -182,25 +175,25 @@ class LineApproximation(Figure):
             )
         ]
 
-    def picture(self, rows: Rows, settings: Settings) -> Picture:
+    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
         return Picture(panels=[self._panel(rows, name) for name in settings["mechanisms"]])
 
-    def _panel(self, rows: Rows, name: str) -> Panel:
+    def _panel(self, rows: FigureRows, name: str) -> Panel:
         marks = {_EXACT: Mark.LINE}
         series = [
-            rates_series(only(rows, mechanism=name, curve=curve), curve, marks.get(curve, Mark.DASHES))
-            for curve in values_of(rows, "curve")
+            rows.only(mechanism=name, curve=curve).rates_series(curve, marks.get(curve, Mark.DASHES))
+            for curve in rows.values("curve")
         ]
         return rates_panel(series, name)
 
-    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
+    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
         lines = []
         for name in settings["mechanisms"]:
-            for curve in values_of(rows, "curve"):
+            for curve in rows.values("curve"):
                 if curve == _EXACT:
                     continue
-                curve_rows = only(rows, mechanism=name, curve=curve)
-                lost, least = max(numbers(curve_rows, "lost")), max(numbers(curve_rows, "least"))
+                curve_rows = rows.only(mechanism=name, curve=curve)
+                lost, least = (max(curve_rows.numbers(side)) for side in ("lost", "least"))
                 lines.append(
                     (name, curve, f"{lost:.4f}", f"{curve_rows[0]['concluded']:.2f}", f"{least:.1g}")
                 )
@@ -229,7 +222,7 @@ def _lines(family: TradeOff, parameter: float, curve: str) -> PiecewiseLinear:
 def _epsilon(family: TradeOff, parameter: float, delta: float) -> float:
     """Return epsilon at delta; for DP-SGD, directly from its privacy loss distribution."""
     if isinstance(family, SubsampledGaussian):
-        return training_epsilon(1 / parameter, family.sample_rate, family.num_steps, delta)
+        return epsilon_above(1 / parameter, family.sample_rate, family.num_steps, delta)
     return family.epsilon(parameter, delta)
 
 
