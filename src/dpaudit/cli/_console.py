@@ -45,7 +45,6 @@ EXIT_STATUS: Final = {
     Verdict.VIOLATION: VIOLATION,
     Verdict.UNDERPOWERED: UNDERPOWERED,
 }
-_WORDS = "dpaudit.words"  # key of the arguments of the command line
 _UsageError: Any = typer.BadParameter.__base__  # not exported by typer
 _PAUSE = 10.0  # seconds between lines within a part of the work, without a terminal
 
@@ -290,43 +289,27 @@ class DecidingCommand(TyperCommand):
 class SentenceErrorGroup(TyperGroup):
     """A group of commands that reports errors as sentences instead of tracebacks."""
 
-    def main(self, args: Any = None, *others: Any, **options: Any) -> Any:
-        with exit_on_error(tuple(sys.argv[1:] if args is None else args)):
-            # Outside of the methods below, typer catches interrupts: it returns 130, whatever the signal.
-            if super().main(args, *others, **{**options, "standalone_mode": False}) is not None:
-                raise KeyboardInterrupt
+    def main(self, args: Any = None, prog_name: str | None = None, *_: Any, **__: Any) -> Any:
+        """Run a command without typer's own handling of errors, signals and exits."""
+        words, name = sys.argv[1:] if args is None else list(args), prog_name or "dpaudit"
+        ctx: Any = None
+        with exit_on_error(tuple(words)):
+            try:
+                self._main_shell_completion({}, name)
+                with self.make_context(name, words.copy()) as ctx:
+                    self.invoke(ctx)
+            except typer.Exit as error:
+                raise ExitStatus(error.exit_code) from error
+            except _UsageError as error:
+                raise InputError(_usage(error, ctx)) from error
+            finally:
+                flush()
 
     def _main_shell_completion(self, *words: Any, **options: Any) -> None:
         try:
             super()._main_shell_completion(*words, **options)
         except SystemExit as error:  # of typer, which has printed the completions
             raise ExitStatus(error.code) from error
-
-    def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        words = tuple(args)
-        with exit_on_error(words), _decided():
-            context = super().make_context(info_name, args, parent, **extra)
-            context.meta[_WORDS] = words
-            return context
-
-    def invoke(self, ctx: Any) -> Any:
-        with exit_on_error(ctx.meta[_WORDS]):
-            try:
-                with _decided(ctx):
-                    return super().invoke(ctx)
-            finally:
-                flush()
-
-
-@contextmanager
-def _decided(ctx: Any = None) -> Iterator[None]:
-    """Turn typer's own exceptions into those of dpaudit and Python."""
-    try:
-        yield
-    except typer.Exit as error:
-        raise ExitStatus(error.exit_code) from error
-    except _UsageError as error:
-        raise InputError(_usage(error, ctx)) from error
 
 
 def _usage(error: Any, ctx: Any) -> str:
