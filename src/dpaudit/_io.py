@@ -225,7 +225,7 @@ def map_array(path: Path) -> npt.NDArray[Any]:
     """Memory-map the array of a .npy file, after checking its size against that of the file."""
     with open_file(path):
         pass
-    with without_warnings():
+    with warnings.catch_warnings(action="ignore"):  # about old and damaged headers
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return array
 
@@ -295,20 +295,14 @@ def require_moderate(path: Path, size: int) -> None:
         )
 
 
-@contextmanager
-def without_warnings() -> Iterator[None]:
-    """Silence numpy and its header parser, which warn about old and damaged headers."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file."""
     try:
         with open_file(path) as file:
             content = file.read(_LARGEST_JSON + 1)
-        values = json.loads(_bounded_text(path, content), parse_constant=_refuse_constant)
+        if len(content) > _LARGEST_JSON:
+            raise InputError(f"Expected {path} to have at most {_LARGEST_JSON:,} bytes.")  # noqa: TRY301
+        values = json.loads(content.decode(), parse_constant=_refuse_constant)
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
@@ -317,12 +311,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError(f"Expected a JSON object in {path}, got a {type(values).__name__}.")
     return values
-
-
-def _bounded_text(path: Path, content: bytes) -> str:
-    if len(content) > _LARGEST_JSON:
-        raise InputError(f"Expected {path} to have at most {_LARGEST_JSON:,} bytes.")
-    return content.decode()
 
 
 def _refuse_constant(word: str) -> NoReturn:

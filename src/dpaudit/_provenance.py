@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -88,16 +88,13 @@ def of_audit(started: str, audited: str) -> dict[str, Any]:
     return {**environment(), "started": started, "seconds": seconds}
 
 
-def environment(folder: Path | None = None) -> dict[str, Any]:
-    """Describe this process: versions of the packages that it has imported, Python, platform and code.
-
-    ``folder`` is that of the user's project, by default the current directory.
-    """
+def environment() -> dict[str, Any]:
+    """Describe this process: versions of the packages that it has imported, Python, platform and code."""
     return {
         "packages": packages(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": platform.platform(),
-        "git": git_state(folder),
+        "git": git_state(),
     }
 
 
@@ -107,22 +104,19 @@ def packages() -> dict[str, str]:
     >>> {"dpaudit", "numpy"} <= set(packages())
     True
     """
-    return dict(_versions())
+    loaded = {name: sys.modules[module] for module, name in _PACKAGES.items() if module in sys.modules}
+    return {name: _version(name, module) for name, module in loaded.items()}
 
 
-def _versions() -> Iterator[tuple[str, str]]:
-    for module, distribution in _PACKAGES.items():
-        loaded = sys.modules.get(module)
-        if loaded is None:
-            continue
-        # that of the imported code: the installed package may be another one
-        version = getattr(loaded, "__version__", None)
-        if not isinstance(version, str):
-            try:
-                version = importlib.metadata.version(distribution)
-            except importlib.metadata.PackageNotFoundError:
-                version = "unknown"
-        yield distribution, str(version)
+def _version(distribution: str, module: object) -> str:
+    """Return the version of the imported code: the installed package may be another one."""
+    version = getattr(module, "__version__", None)
+    if isinstance(version, str):
+        return version
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any] | None:
