@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from simulated import LEAVES, SIZE, diagnostics
-from statistical_limits import LEVEL, count_range, most_flagged
+from statistical_limits import LEVEL, most_flagged
 
 from dpaudit import InputError
 from dpaudit.diagnostics import Diagnostics, NoiseMaximum, ObservedStep
@@ -96,16 +95,6 @@ def test_the_ratio_of_the_noise_and_its_interval_are_those_of_a_chi_square():
     assert found.ratio == pytest.approx(np.sqrt((noise**2).mean()))
     assert found.low == pytest.approx(np.sqrt(energy / stats.chi2.ppf(0.95, 360)))
     assert found.high == pytest.approx(np.sqrt(energy / stats.chi2.ppf(0.05, 360)))
-
-
-def test_the_interval_covers_the_true_ratio_as_often_as_it_says():
-    rng = np.random.default_rng(5)
-    covered = 0
-    for _ in range(100):
-        found = record_of(0.8 * rng.standard_normal((3, 5))).diagnose(0.9).noise
-        covered += found.low <= 0.8 <= found.high
-    fewest, most = count_range(100, 0.9)
-    assert fewest <= covered <= most
 
 
 def of_signs(first, second):
@@ -307,26 +296,12 @@ def test_long_trainings_keep_their_first_and_last_steps():
     record = Diagnostics()
     rng = np.random.default_rng(0)
     first = rng.standard_normal(50)
-    record.observe_noise(first)
-    for _ in range(5000):
-        record.observe_noise(rng.standard_normal(50))
+    record.observe_noise(first, known=rng.standard_normal(50), batch_size=9)
+    for _ in range(4500):
+        noise, known = rng.standard_normal((2, 50))
+        record.observe_noise(noise, known=known, batch_size=rng.poisson(9))
     assert record.diagnose(1 - LEVEL).findings == ()
-    record.observe_noise(first)
+    record.observe_noise(first, known=np.zeros(50))
     finding = record.diagnose().findings[0]
     assert finding.name == "repeated-noise"
-    assert "Step 5001 repeats the noise of step 0" in finding.sentence
-
-
-def test_a_diagnosis_can_go_on_from_where_it_was():
-    whole = diagnostics(num_steps=60)
-    half, rest = diagnostics(num_steps=60), Diagnostics(sample_rate=0.05)
-    rest.load_state_dict(half.state_dict())
-    assert rest.diagnose() == whole.diagnose()
-    extra = normal(SIZE, seed=9)
-    for record in (whole, rest):
-        record.observe_noise(extra, LEAVES)
-        record.observe_batch([1, 2], 400)
-    assert rest.diagnose() == whole.diagnose() != half.diagnose()
-    empty = Diagnostics()
-    empty.load_state_dict(Diagnostics().state_dict())
-    empty.observe_noise(extra)
+    assert "Step 4501 repeats the noise of step 0" in finding.sentence

@@ -312,16 +312,6 @@ def test_noise_without_any_is_not_also_tied():
     assert not {"tied-noise", "tied-pairs"} & {finding.name for finding in record.diagnose().findings}
 
 
-def test_long_runs_are_compared_on_both_sides_of_the_gap_only():
-    rng, record = np.random.default_rng(0), Diagnostics()
-    for _ in range(4200):
-        record.observe_noise(
-            rng.standard_normal(12), known=rng.standard_normal(12), batch_size=rng.poisson(9)
-        )
-    assert record._noise.record().steps[-1] == 4199
-    assert record.diagnose(1 - LEVEL).findings == ()
-
-
 @pytest.mark.parametrize(("share", "expected"), [(0.0, []), (0.1, ["noise-by-sum"])])
 def test_canaries_do_not_hide_a_part_of_the_sum_of_the_examples(share, expected):
     rng, found = np.random.default_rng(4), {}
@@ -354,6 +344,7 @@ def test_a_state_holds_what_was_given_besides_the_noise():
             record.observe_noise(noise, **given, batch_size=rng.poisson(9))
 
     whole, first, second = (Diagnostics() for _ in range(3))
+    first.load_state_dict(second.state_dict())  # of no step
     observe(whole, 30, 0)
     observe(first, 30, 0)
     second.load_state_dict(first.state_dict())

@@ -264,21 +264,8 @@ def _parameters(names: Sequence[str], is_vector: BoolArray) -> Iterator[Candidat
     """Yield the kinds that treat one parameter, one layer, or one kind such as biases, differently."""
     if len(names) < 2:
         return
-    for number, name in enumerate(_escaped(name) for name in names[:_MAX_PARAMETERS]):
-        yield Candidate(f"the clipping norm leaves out {name}: {_ALL}", _leaving_out(number))
-        yield Candidate(
-            f"the clipping norm leaves out a part of {name}: {_ALL}",
-            _leaving_out(number, is_partial=True),
-            np.array([0.1, 0.25, 0.5, 0.75]),
-        )
-        yield Candidate(
-            f"the clipping norm is that of {name} alone: {_ALL}",
-            _only(number),
-        )
-        yield Candidate(
-            f"{name} is not clipped, but other parameters are",
-            _sparing(number),
-        )
+    for number, name in enumerate(names[:_MAX_PARAMETERS]):
+        yield from _of_parameter(number, _escaped(name))
     groups = defaultdict(list)
     for number, name in enumerate(names[:_MAX_PARAMETERS]):
         layer, _, kind = name.rpartition(".")
@@ -292,26 +279,31 @@ def _parameters(names: Sequence[str], is_vector: BoolArray) -> Iterator[Candidat
             yield Candidate(f"the clipping norm leaves out {text}: {_ALL}", _leaving_out(*numbers))
 
 
+def _of_parameter(number: int, name: str) -> Iterator[Candidate]:
+    yield Candidate(f"the clipping norm leaves out {name}: {_ALL}", _leaving_out(number))
+    yield Candidate(
+        f"the clipping norm leaves out a part of {name}: {_ALL}",
+        # the mean over places that are left out or not
+        lambda batch, share: share * _leaving_out(number)(batch, share) + (1 - share) * _limit(batch.norms()),
+        np.array([0.1, 0.25, 0.5, 0.75]),
+    )
+    yield Candidate(
+        f"the clipping norm is that of {name} alone: {_ALL}",
+        lambda batch, _: _limit(batch.norms(batch.parameters == number)),
+    )
+    yield Candidate(
+        f"{name} is not clipped, but other parameters are",
+        lambda batch, _: np.where(batch.parameters == number, 1.0, _limit(batch.norms())),
+    )
+
+
 def _escaped(name: str) -> str:
     """Return a name of a parameter for a sentence that is formatted."""
     return name.replace("{", "{{").replace("}", "}}")
 
 
-def _leaving_out(*numbers: int, is_partial: bool = False) -> Factor:
-    def factor(batch: CanaryBatch, share: float) -> FloatArray:
-        without = _limit(batch.norms(~np.isin(batch.parameters, numbers)))
-        # the mean over places that are left out or not
-        return share * without + (1 - share) * _limit(batch.norms()) if is_partial else without
-
-    return factor
-
-
-def _only(number: int) -> Factor:
-    return lambda batch, _: _limit(batch.norms(batch.parameters == number))
-
-
-def _sparing(number: int) -> Factor:
-    return lambda batch, _: np.where(batch.parameters == number, 1.0, _limit(batch.norms()))
+def _leaving_out(*numbers: int) -> Factor:
+    return lambda batch, _: _limit(batch.norms(~np.isin(batch.parameters, numbers)))
 
 
 def _mixture(scores: CanaryScoreTable) -> Candidate:

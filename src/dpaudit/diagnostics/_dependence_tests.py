@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -153,41 +152,24 @@ def shifted_noise(record: NoiseRecord) -> Check | None:
         return None
     fft_error = 4.0  # of a sum, in signs
     unsure = fft_error + 2.0 * np.count_nonzero(signs == 0)  # each number is in at most two pairs
-    best, num_tests = _Offset(math.inf, 0, 0, 0.0, 1), 0
-    for lag, sums, num_rows in _products(signs, segments(steps)):
-        for offsets, values, counts in _offsets(sums, lag, width, num_rows):
-            num_tests += values.size
-            best = min(
-                best, _most_extreme(values, counts, unsure, lag, offsets), key=lambda offset: offset.bound
-            )
-    if num_tests == 0:
-        return None
-    estimate = float(sign_correlation((best.count + best.value) / 2, (best.count - best.value) / 2))
-    agreeing = (best.count - min(unsure, best.count) + abs(best.value)) / 2
+    tested = [
+        (np.full(offsets.size, lag), offsets, values, counts)
+        for lag, sums, num_rows in _products(signs, segments(steps))
+        for offsets, values, counts in _offsets(sums, lag, width, num_rows)
+    ]
+    lags, offsets, values, counts = (np.concatenate(arrays) for arrays in zip(*tested, strict=True))
+    best = int(np.argmax(np.maximum(np.abs(values) - unsure, 0.0) ** 2 / counts))  # by Hoeffding's bound
+    lag, value, count = int(lags[best]), float(values[best]), int(counts[best])
+    estimate = float(sign_correlation((count + value) / 2, (count - value) / 2))
+    agreeing = (count - min(unsure, count) + abs(value)) / 2
+    when = "consecutive steps" if lag == 1 else f"steps {lag} apart"
     return Check(
         name="shifted-noise",
-        p_value=bonferroni(float(sign_p_value(math.ceil(agreeing), 0.0, best.count)), num_tests),
-        sentence=f"Noise is shared between coordinates {abs(best.offset):,} apart"
-        f"{best.when}: the correlation is {estimate:.2g}.",
+        p_value=bonferroni(float(sign_p_value(math.ceil(agreeing), 0.0, count)), values.size),
+        sentence=f"Noise is shared between coordinates {abs(offsets[best]):,} apart"
+        f"{f' in {when}' if lag else ' of the same step'}: the correlation is {estimate:.2g}.",
         estimate=estimate,
     )
-
-
-@dataclass(frozen=True)
-class _Offset:
-    """The sum of products of signs at one distance of steps and coordinates."""
-
-    bound: float  # logarithm of Hoeffding's bound
-    lag: int
-    offset: int
-    value: float
-    count: int
-
-    @property
-    def when(self) -> str:
-        if self.lag == 0:
-            return " of the same step"
-        return " in consecutive steps" if self.lag == 1 else f" in steps {self.lag} apart"
 
 
 def _products(signs: SingleArray, runs: list[slice]) -> Iterator[tuple[int, FloatArray, int]]:
@@ -238,15 +220,6 @@ def _offsets(
     inside = offsets != 0
     yield offsets[inside], sums[inside], counts[inside]
     yield np.arange(1, width), sums[width:] + sums[: width - 1], np.full(width - 1, num_rows * width)
-
-
-def _most_extreme(
-    values: FloatArray, counts: IntArray, unsure: float, lag: int, offsets: IntArray
-) -> _Offset:
-    over = np.maximum(np.abs(values) - unsure, 0.0)
-    bounds = -(over**2) / (2 * counts)
-    best = int(np.argmin(bounds))
-    return _Offset(float(bounds[best]), lag, int(offsets[best]), float(values[best]), int(counts[best]))
 
 
 def low_rank_noise(record: NoiseRecord) -> Check | None:
