@@ -23,6 +23,21 @@ from torch.utils.data import DataLoader
 import dpaudit
 from dpaudit.observers.opacus import observe
 
+# what Opacus and torch say of every private training
+OPACUS_WARNINGS = [
+    "ignore:Secure RNG turned off:UserWarning",
+    "ignore:Full backward hook is firing:UserWarning",
+    "ignore:Using a non-full backward hook:FutureWarning",
+    "ignore:Ignoring drop_last:UserWarning",
+]
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.name.startswith("test_opacus"):
+            for warning in OPACUS_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))
+
 
 @pytest.fixture(autouse=True)
 def one_thread():

@@ -42,13 +42,17 @@ def weights(model):
     return torch.cat([value.detach().reshape(-1) for value in model.parameters()])
 
 
+def train_step(made, inputs, targets):
+    made.optimizer.zero_grad()
+    made.criterion(made.model(inputs), targets).backward()
+    made.optimizer.step()
+
+
 def run(made, num_steps, loader=None):
     """The loop that people write; a step is one of the optimizer inside."""
     epochs = itertools.chain.from_iterable(itertools.repeat(made.loader if loader is None else loader))
     for inputs, targets in epochs:
-        made.optimizer.zero_grad()
-        made.criterion(made.model(inputs), targets).backward()
-        made.optimizer.step()
+        train_step(made, inputs, targets)
         num_steps -= not made.optimizer._is_last_step_skipped
         if num_steps == 0:
             return

@@ -22,14 +22,6 @@ VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATIO
 MODES = ["hooks", "functorch", "ew", "ghost"]
 KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixed, dpaudit.RandomDirection]
 
-# what Opacus and torch say of every private training
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Using a non-full backward hook:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:Ignoring drop_last:UserWarning"),
-]
-
 
 def test_correct_training_is_not_flagged_in_95_percent_of_seeds_and_tight_in_most(train, seeds):
     results = [train(seed=seed).recorder.audit() for seed in seeds]

@@ -12,8 +12,6 @@ import dpaudit
 from dpaudit.observers.opacus import observe
 
 
-@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.parametrize("is_first", [True, False], ids=["before make_private", "after make_private"])
 def test_accelerate_may_prepare_the_parts_before_or_after_make_private(is_first):
     torch.manual_seed(0)

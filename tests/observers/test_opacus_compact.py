@@ -16,11 +16,6 @@ from dpaudit.observers.opacus import _clipping, _gradient_canaries, observe
 from dpaudit.observers.opacus._clipping import CoordinateIndex, GhostClip, PerSampleClip, clip_for
 from dpaudit.observers.opacus._gradient_canaries import CanaryRoom
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Using a non-full backward hook:FutureWarning"),
-]
 KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixed, dpaudit.RandomDirection]
 SETTINGS = {
     "flat": {},

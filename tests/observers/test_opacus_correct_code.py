@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from opacus.data_loader import DPDataLoader
-from opacus_runs import DELTA, run, small_data
+from opacus_runs import DELTA, run, small_data, train_step
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -17,10 +17,6 @@ from dpaudit.observers.opacus import observe
 
 STEPS = 30
 NOT_FLAGGED = dpaudit.Verdict.NO_VIOLATION, dpaudit.Verdict.UNDERPOWERED
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
-]
 
 
 class Decayed(torch.optim.SGD):
@@ -137,9 +133,7 @@ def test_arguments_are_checked_before_the_first_step(private, given, sentence):
 
 def steps(made, batches, num_steps):
     for inputs, targets in itertools.islice(batches, num_steps):
-        made.optimizer.zero_grad()
-        made.criterion(made.model(inputs), targets).backward()
-        made.optimizer.step()
+        train_step(made, inputs, targets)
 
 
 def forever(loader):

@@ -35,14 +35,6 @@ QUICK = dpaudit.Crafted(num_steps=5)
 KINDS = [dpaudit.Blank(), dpaudit.Mislabelled(), dpaudit.Adversarial(num_steps=5), QUICK]
 MOSTLY_LONG = [kind if kind is QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
 
-# what Opacus and torch say of every private training
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Using a non-full backward hook:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:Ignoring drop_last:UserWarning"),
-]
-
 
 @pytest.fixture
 def held():

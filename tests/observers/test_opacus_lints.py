@@ -21,9 +21,6 @@ from dpaudit.diagnostics import likely_causes
 from dpaudit.observers.opacus import PreparedTraining, check, check_prepared, observe
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Using a non-full backward hook:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Optimal order is the largest alpha:UserWarning"),
     pytest.mark.filterwarnings("ignore:GDP accounting is experimental:UserWarning"),
 ]

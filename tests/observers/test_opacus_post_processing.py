@@ -20,12 +20,6 @@ OF_NOISE = {
     "step-noise",
 }
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Using a non-full backward hook:FutureWarning"),
-]
-
 
 def other_divisor(optimizer):
     def scale_grad(self):

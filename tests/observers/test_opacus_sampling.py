@@ -20,11 +20,6 @@ from dpaudit.observers.opacus._sampling import SamplerWithCanaries
 VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
 STEPS, EXAMPLES, BATCH = 100, 250, 10  # one setting: the curve of the whole training is found once
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
-]
-
 
 def wide(hidden=185):
     return nn.Sequential(nn.Linear(8, hidden), nn.Tanh(), nn.Linear(hidden, 2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
-from opacus_runs import DELTA, OTHER_KINDS, run, small_data, without_clipping
+from opacus_runs import DELTA, OTHER_KINDS, run, small_data, train_step, without_clipping
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, WeightedRandomSampler
 
@@ -20,12 +20,6 @@ from dpaudit.observers.opacus._sums import ClippingNorms
 STEPS = 40
 CERTAIN = {"rows-drawn", "sum-norm", "sum-rebuilt"}
 SAMPLING = {"batch-sizes", "participation-counts", "batch-overlap", "repeated-batches", "duplicate-examples"}
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Using a non-full backward hook:FutureWarning"),
-]
 
 
 @pytest.fixture
@@ -56,12 +50,13 @@ def sentence(diagnosis, name):
     return next(finding.sentence for finding in diagnosis.findings if finding.name == name)
 
 
-def each(made, change, num_steps=STEPS, loader=None):
-    """A loop whose batches are changed."""
+def each(made, change=lambda *batch: batch, num_steps=STEPS, loader=None, after_backward=lambda *_: None):
+    """A loop whose batches are changed, or their gradients before the step."""
     for batch in itertools.islice(forever(loader or made.loader), num_steps):
         made.optimizer.zero_grad()
         inputs, targets = change(*batch)
         made.criterion(made.model(inputs), targets).backward()
+        after_backward(made, inputs)
         made.optimizer.step()
 
 
@@ -118,9 +113,7 @@ def test_batches_that_are_drawn_ahead_or_skipped_are_no_finding(diagnosed, skipp
             inputs, targets = next(batches)
             if skipped and number % skipped == 0:
                 continue
-            made.optimizer.zero_grad()
-            made.criterion(made.model(inputs), targets).backward()
-            made.optimizer.step()
+            train_step(made, inputs, targets)
 
     assert not names(diagnosed(loop)) & (CERTAIN | SAMPLING)
 
@@ -128,10 +121,7 @@ def test_batches_that_are_drawn_ahead_or_skipped_are_no_finding(diagnosed, skipp
 def test_epochs_that_end_early_are_no_finding(diagnosed):
     def loop(made):
         for _ in range(10):
-            for inputs, targets in itertools.islice(made.loader, 4):
-                made.optimizer.zero_grad()
-                made.criterion(made.model(inputs), targets).backward()
-                made.optimizer.step()
+            each(made, num_steps=4)
 
     assert not names(diagnosed(loop)) & (CERTAIN | SAMPLING)
 
@@ -187,7 +177,7 @@ def test_batches_cut_to_a_size_are_found_and_rows_dropped_one_by_one_are_a_note(
 
 def test_batches_that_are_used_again_are_found(diagnosed):
     def loop(made):
-        each(made, lambda *batch: batch, loader=list(made.loader))
+        each(made, loader=list(made.loader))
 
     assert "rows-drawn" in names(diagnosed(loop))
 
@@ -315,9 +305,7 @@ def test_another_loader_in_the_loop_is_not_mistaken_for_that_of_the_training(dia
             with torch.no_grad():
                 for other, _ in public:
                     made.model(other)
-            made.optimizer.zero_grad()
-            made.criterion(made.model(inputs), targets).backward()
-            made.optimizer.step()
+            train_step(made, inputs, targets)
 
     found = diagnosed(loop)
     assert not names(found) & (CERTAIN | SAMPLING)
@@ -339,10 +327,7 @@ def test_a_loop_with_batches_of_its_own_can_report_them(private):
             for _ in range(STEPS):
                 chosen = torch.nonzero(torch.rand(200, generator=rng) < 0.05).reshape(-1)
                 recorder.observe_batch(chosen.tolist(), 200)
-                made.optimizer.zero_grad()
-                inputs, targets = data[chosen.repeat(copies)]
-                made.criterion(made.model(inputs), targets).backward()
-                made.optimizer.step()
+                train_step(made, *data[chosen.repeat(copies)])
         assert names(recorder.diagnose(noise_multiplier=1.0)) & CERTAIN == expected
 
 
@@ -382,16 +367,16 @@ NORMS = {
 def test_a_clipping_norm_that_is_computed_from_the_batch_is_named(diagnosed, name):
     """The noise follows the norm, so that no test of the noise can see it."""
 
+    last = [torch.ones(1)]
+
+    def set_norm(made, _):
+        norms = row_norms(made.optimizer)
+        if len(norms):
+            made.optimizer.max_grad_norm = float(NORMS[name](norms, last.pop()))
+            last.append(norms)
+
     def loop(made):
-        last = torch.ones(1)
-        for inputs, targets in itertools.islice(forever(made.loader), STEPS):
-            made.optimizer.zero_grad()
-            made.criterion(made.model(inputs), targets).backward()
-            norms = row_norms(made.optimizer)
-            if len(norms):
-                made.optimizer.max_grad_norm = float(NORMS[name](norms, last))
-                last = norms
-            made.optimizer.step()
+        each(made, after_backward=set_norm)
 
     found = diagnosed(loop)
     assert "The clipping norm is computed from the data" in sentence(found, "clipping-norm")
@@ -410,9 +395,7 @@ def test_a_schedule_of_the_clipping_norm_is_a_note_and_said_not_to_be_tested(dia
             made.optimizer.max_grad_norm = norm
             if made.ghost:
                 made.model.max_grad_norm = norm
-            made.optimizer.zero_grad()
-            made.criterion(made.model(inputs), targets).backward()
-            made.optimizer.step()
+            train_step(made, inputs, targets)
 
     found = diagnosed(loop, grad_sample_mode=mode)
     assert not names(found) & (CERTAIN | {"clipping-norm"})
@@ -448,16 +431,12 @@ def test_a_slow_schedule_and_norms_that_repeat_do_not_look_like_a_norm_from_the_
 def added_after_the_pass(term):
     """A ghost loop with a second backward pass that is not private."""
 
-    def loop(made):
-        for inputs, targets in itertools.islice(forever(made.loader), STEPS):
-            made.optimizer.zero_grad()
-            made.criterion(made.model(inputs), targets).backward()
-            made.model.disable_hooks()
-            term(made.model._module, inputs).backward()
-            made.model.enable_hooks()
-            made.optimizer.step()
+    def add(made, inputs):
+        made.model.disable_hooks()
+        term(made.model._module, inputs).backward()
+        made.model.enable_hooks()
 
-    return loop
+    return lambda made: each(made, after_backward=add)
 
 
 def test_a_plain_backward_pass_after_the_private_one_is_named(diagnosed):
@@ -474,30 +453,14 @@ def test_a_penalty_of_the_weights_after_the_private_pass_is_no_finding(diagnosed
     assert not names(diagnosed(loop, grad_sample_mode="ghost")) & CERTAIN
 
 
-def test_a_gradient_that_is_clipped_again_after_the_private_pass_is_a_note(diagnosed):
+@pytest.mark.parametrize("limit", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
+def test_a_sum_that_is_limited_again_after_the_private_pass_is_a_note(diagnosed, limit):
     def loop(made):
-        for inputs, targets in itertools.islice(forever(made.loader), STEPS):
-            made.optimizer.zero_grad()
-            made.criterion(made.model(inputs), targets).backward()
-            nn.utils.clip_grad_norm_(made.model.parameters(), 0.5)
-            made.optimizer.step()
+        each(made, after_backward=lambda made, _: limit(made.model.parameters(), 0.1))
 
     found = diagnosed(loop, grad_sample_mode="ghost")
     assert not names(found) & CERTAIN
     assert any("The sum is scaled down between clipping and noise" in note for note in found.notes)
-
-
-def test_values_of_a_sum_that_are_limited_after_the_private_pass_are_a_note(diagnosed):
-    def loop(made):
-        for inputs, targets in itertools.islice(forever(made.loader), STEPS):
-            made.optimizer.zero_grad()
-            made.criterion(made.model(inputs), targets).backward()
-            nn.utils.clip_grad_value_(made.model.parameters(), 0.1)
-            made.optimizer.step()
-
-    found = diagnosed(loop, grad_sample_mode="ghost")
-    assert not names(found) & CERTAIN
-    assert any("scaled down between clipping and noise" in note for note in found.notes)
 
 
 def test_coefficients_that_are_computed_without_the_norms_of_the_model_are_no_bypass(diagnosed):
@@ -520,16 +483,6 @@ def test_batches_that_are_cut_to_a_multiple_are_named(diagnosed, unit):
     found = diagnosed(lambda made: each(made, cut, num_steps=80), num_steps=80)
     assert "Rows are left out in" in sentence(found, "rows-drawn")
     assert "cut to a size" in found.likely_causes()[0]
-
-
-def test_rows_that_are_dropped_one_by_one_are_not_called_cut(diagnosed):
-    def drop(inputs, targets):
-        kept = inputs[:, 1] > -1
-        return inputs[kept], targets[kept]
-
-    found = diagnosed(lambda made: each(made, drop, num_steps=80), num_steps=80)
-    assert "rows-drawn" not in names(found)
-    assert any("Fewer rows were clipped" in note for note in found.notes)
 
 
 def test_rows_that_are_left_out_of_every_full_batch_are_not_called_cut(diagnosed, private):
