@@ -8,7 +8,7 @@ import pytest
 import torch
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
-from opacus_runs import DELTA, run, weights, without_clipping
+from opacus_runs import DELTA, run, train_step, weights, without_clipping
 from statistical_limits import count_range, least_caught, most_flagged, room, spread_range
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, WeightedRandomSampler
@@ -234,9 +234,7 @@ def test_shuffled_batches_stay_as_many_and_draw_as_large_a_share(made, examples,
     )
     with observe(built.optimizer, loader=built.loader, sampling=True, seed=0) as recorder:
         for inputs, targets in built.loader:
-            built.optimizer.zero_grad()
-            built.criterion(built.model(inputs), targets).backward()
-            built.optimizer.step()
+            train_step(built, inputs, targets)
     assert recorder.num_done == len(built.loader)
     used = recorder.num_done * 20 / examples
     if used < 1:  # nearly all, so that too many could not be told
@@ -263,18 +261,12 @@ def test_batches_of_any_size_can_be_enlarged(examples, batch, drop_last):
         assert (plain.batch_size, plain.drop_last) == (batch, drop_last)
 
 
-def step_of(built, inputs, targets):
-    built.optimizer.zero_grad()
-    built.criterion(built.model(inputs), targets).backward()
-    built.optimizer.step()
-
-
 def test_a_step_of_two_batches_that_is_accounted_as_one_is_a_violation(made):
     built = made()
     with observe(built.optimizer, loader=built.loader, sampling=True, seed=1, delta=DELTA) as recorder:
         for place, batch in enumerate(itertools.chain(*[built.loader] * 8)):
             built.optimizer.signal_skip_step(do_skip=place % 2 == 0)
-            step_of(built, *batch)
+            train_step(built, *batch)
     fewest, most = count_range(recorder.num_done * recorder.scorer.present.sum(), 1 - 0.96**2)
     assert fewest <= recorder.scorer.drawn.count <= most
     result = recorder.audit()
@@ -288,7 +280,7 @@ def test_a_loop_that_leaves_out_empty_batches_is_refused(made):
     def loop():
         for inputs, targets in itertools.chain(*[built.loader] * 8):
             if len(inputs):
-                step_of(built, inputs, targets)
+                train_step(built, inputs, targets)
 
     with (
         pytest.raises(dpaudit.InputError, match="every batch in a step, including empty ones"),
@@ -301,7 +293,7 @@ def without_the_last_five(built, *, epochs, broken_off=False):
     for _ in range(epochs):
         for place, batch in enumerate(built.loader):
             if place < 20:
-                step_of(built, *batch)
+                train_step(built, *batch)
             elif broken_off:
                 break
 

@@ -292,7 +292,7 @@ class GhostClip(OpacusClip):
 
 def is_of_opacus(optimizer: DPOptimizer, name: str) -> bool:
     """Return whether a method or property is defined by Opacus, not by a subclass or a patch."""
-    attribute = inspect.getattr_static(type(optimizer), name)
+    attribute = next(vars(kind)[name] for kind in type(optimizer).__mro__ if name in vars(kind))
     function = attribute.fget if isinstance(attribute, property) else attribute
     replacement = vars(optimizer).get(name)
     if getattr(replacement, _WRAPPED, replacement) is not None or not inspect.isfunction(function):

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -202,26 +202,18 @@ class SamplerWithCanaries:
         """Yield the batches of an epoch, including canaries."""
         with _changed(self._changes):
             drawn = iter(epoch())
-        if self._sizes is not None:
-            yield from self._sized(drawn, self._sizes)
-            return
-        while True:
-            with _changed(self._changes):
-                batch = next(drawn, None)
-            if batch is None:
+        for size in repeat(None) if self._sizes is None else self._sizes:
+            sized = {} if size is None else {(self._sampler, "batch_size"): size}
+            with _changed(self._changes | sized):
+                batch: list[int] | None = next(drawn, None)
+            if batch is None and size is None:
                 return
-            yield batch
-
-    def _sized(self, drawn: Iterator[Any], sizes: list[int]) -> Iterator[list[int]]:
-        for size in sizes:
-            with _changed(self._changes | {(self._sampler, "batch_size"): size}):
-                batch: list[int] = next(drawn, [])
-            if len(batch) != size:
+            if size is not None and len(batch or ()) != size:
                 raise InputError(
                     f"Expected the {type(self._sampler.sampler).__name__} to have {size} entries for a "
-                    f"batch, got {len(batch)}: it draws from another number of entries than it states."
+                    f"batch, got {len(batch or ())}: it draws from another number of entries than it states."
                 )
-            yield batch
+            yield batch or []
 
 
 @contextmanager
