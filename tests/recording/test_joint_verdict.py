@@ -48,6 +48,14 @@ def recorded(
     return recorder
 
 
+def continued(recorder: Recorder, rng: np.random.Generator, num_steps: int = 30) -> None:
+    """Record steps with the claimed noise."""
+    for _ in range(num_steps):
+        drawn, present = rng.standard_normal(COUNT), rng.random(COUNT) < 0.5
+        recorder.observe(ObservedStep.of_release(drawn, np.zeros(COUNT), leaves=(COUNT // 2, COUNT // 2)))
+        recorder.record(drawn + present, present)
+
+
 def one_missing() -> Any:
     """One step without noise, of which scores show nothing."""
     return np.where(np.arange(60) == 30, 0.0, 1.0)
@@ -389,10 +397,7 @@ def test_tests_of_several_audits_have_their_error_rate_once() -> None:
     resumed.load_state_dict(recorder.state_dict())
     rng = np.random.default_rng(5)
     for running in (recorder, resumed):
-        for _ in range(30):
-            drawn, present = rng.standard_normal(COUNT), rng.random(COUNT) < 0.5
-            running.observe(ObservedStep.of_release(drawn, np.zeros(COUNT), leaves=(COUNT // 2, COUNT // 2)))
-            running.record(drawn + present, present)
+        continued(running, rng)
         end = running.audit()
         assert end.diagnosis is not None
         assert not any("before the planned end" in note for note in end.notes)
@@ -417,10 +422,7 @@ def test_a_run_that_continues_after_its_last_audit_has_no_error_rate_left_for_te
     recorder, rng = recorded(num_steps=30, planned=60), np.random.default_rng(5)
     recorder.close()
     recorder.audit()
-    for _ in range(30):
-        drawn, present = rng.standard_normal(COUNT), rng.random(COUNT) < 0.5
-        recorder.observe(ObservedStep.of_release(drawn, np.zeros(COUNT), leaves=(COUNT // 2, COUNT // 2)))
-        recorder.record(drawn + present, present)
+    continued(recorder, rng)
     result = recorder.audit()
     assert result.diagnosis is None
     assert any("has spent the error rate of the tests" in gap for gap in result.not_covered)

@@ -1,7 +1,5 @@
 """Audits of the native training are tight on a correct one, see broken ones and change nothing."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +17,7 @@ from dpaudit.training import (
     TwoBatches,
     broken,
 )
-from dpaudit.training.data import digits, random_images
+from dpaudit.training.data import digits
 from dpaudit.training.gradients import flat_parameters
 from dpaudit.training.models import logistic_regression, mlp
 
@@ -42,42 +40,24 @@ def test_one_run_on_digits_finds_95_percent_of_epsilon_and_no_violation(train, e
     assert 0.95 * epsilon < result.bound.epsilon <= result.claim.epsilon
 
 
-@pytest.mark.long
-def test_one_run_on_random_data_finds_95_percent_of_epsilon(train):
-    audit = OneRun(delta=DELTA, num_canaries=512, seed=1)
-    data = random_images(num_examples=300, seed=0)
-    train(
-        audit,
-        sample_rate=0.05,
-        num_steps=2000,
-        data=data,
-        build=lambda: nn.Sequential(nn.Flatten(), nn.AvgPool1d(12), nn.Linear(256, 10)),
-    )
-    result = audit.recorder.audit()
-    assert result.verdict is NO_VIOLATION
-    assert result.bound.epsilon > 0.95 * result.claim.epsilon
-
-
 @pytest.mark.few(2)
 @pytest.mark.parametrize("fault", [broken.NoiseTooSmall, broken.Unclipped, broken.ClippedAfterMean])
-@pytest.mark.parametrize("audit", [OneRun, pytest.param(EndToEnd, marks=pytest.mark.long)])
-def test_broken_steps_are_violations_within_500_steps(train, audit, fault):
+@pytest.mark.parametrize(
+    ("audit", "setting"),
+    [
+        (OneRun, {"num_steps": 300, "noise_multiplier": 0.5}),
+        pytest.param(TwoBatches, {"num_steps": 500, "noise_multiplier": 0.6}, marks=pytest.mark.long),
+        pytest.param(EndToEnd, {"num_steps": 400}, marks=pytest.mark.long),
+    ],
+)
+def test_broken_steps_are_violations_within_500_steps(train, audit, setting, fault):
     hook = audit(delta=DELTA, seed=0)
-    setting = {"num_steps": 400} if audit is EndToEnd else {"num_steps": 300, "noise_multiplier": 0.5}
     train(hook, fault=fault, **setting)
     elsewhere = audit is EndToEnd and fault is broken.NoiseTooSmall
     result = hook.recorder.audit(**({"threshold": dpaudit.HeldOut(0.2)} if elsewhere else {}))
     assert result.verdict is VIOLATION
     with pytest.raises(dpaudit.ViolationError):
         result.raise_for_violation()
-
-
-@pytest.mark.parametrize("fault", [broken.NoiseTooSmall, broken.Unclipped])
-@pytest.mark.long
-def test_the_papers_audit_sees_broken_steps_too(train, fault):
-    hook = TwoBatches(delta=DELTA, seed=0)
-    train(hook, num_steps=500, noise_multiplier=0.6, fault=fault)
-    assert hook.recorder.audit().verdict is VIOLATION
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
@@ -104,23 +84,19 @@ def test_correct_training_is_not_flagged_in_95_percent_of_seeds(train, seeds, au
 
 
 # A kind of canaries is the same in every mode, so each kind is in one, or two.
-QUICKEST = [(OneRun, dpaudit.Mixed()), (OneRun, dpaudit.Constant(moving=True)), (OneRun, dpaudit.Dirac())]
-QUICKEST += [(TwoBatches, dpaudit.Dirac()), (TwoBatches, dpaudit.RandomDirection(moving=True))]
-QUICKEST += [(EndToEnd, dpaudit.Constant()), (EndToEnd, dpaudit.Dirac(moving=True))]
 MODES_AND_CANARIES = [
-    pytest.param(
-        *one,
-        marks=[pytest.mark.long] * (one not in QUICKEST),
-        id=f"{one[0].__name__}-{one[1]}",
-    )
-    for one in itertools.product(
-        [OneRun, TwoBatches, EndToEnd], [kind(moving=moving) for kind in KINDS for moving in (False, True)]
-    )
+    (OneRun, dpaudit.Dirac()),
+    (OneRun, dpaudit.Mixed()),
+    (OneRun, dpaudit.Constant(moving=True)),
+    (TwoBatches, dpaudit.Dirac()),
+    (TwoBatches, dpaudit.RandomDirection(moving=True)),
+    (EndToEnd, dpaudit.Constant()),
+    (EndToEnd, dpaudit.Dirac(moving=True)),
 ]
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(("mode", "canary"), MODES_AND_CANARIES)
+@pytest.mark.parametrize(("mode", "canary"), MODES_AND_CANARIES, ids=str)
 def test_every_canary_works_in_every_mode_also_on_a_hundred_parameters(train, mode, canary):
     residual = {"residual": True} if mode is TwoBatches else {}
     hook = mode(delta=DELTA, canary=canary, seed=1, **residual)
@@ -153,19 +129,6 @@ def test_canaries_that_are_not_longer_than_the_clipping_norm_arrive_as_they_are(
     hook = OneRun(delta=DELTA, canary=dpaudit.Dirac(scale=0.5), num_canaries=256, seed=0)
     train(hook, num_steps=100, noise_multiplier=0.5)
     require_normal(hook.recorder.observations, noise=0.5, signal=0.5)
-
-
-@pytest.mark.long
-def test_a_canary_drawn_with_a_rate_is_held_against_the_sampled_curve(train):
-    hook = TwoBatches(delta=DELTA, canary_rate=0.25, residual=True, seed=0)
-    train(hook, num_steps=1000, noise_multiplier=0.5)
-    result = hook.recorder.audit()
-    assert result.verdict is NO_VIOLATION
-    assert result.bound.tradeoff == dpaudit.SubsampledGaussian(0.25, 1)
-    spread = np.sqrt(0.25 * 0.75 + 0.5**2)  # of a canary that may be absent, and of the noise
-    mean = hook.recorder.observations.with_canary.mean()
-    assert mean == pytest.approx(0.25, abs=room(spread / np.sqrt(1000)))
-    assert result.bound.parameter > 0.9  # of 2
 
 
 @pytest.mark.long
@@ -311,12 +274,6 @@ def test_a_callback_that_ends_the_training_leaves_whole_steps(train):
     assert kept[0].num_done == hook.recorder.num_done == 5
 
 
-def test_the_verdict_on_pairs_rests_on_bets(train):
-    hook = TwoBatches(delta=DELTA, seed=0)
-    train(hook, num_steps=20, noise_multiplier=1.0)
-    assert "Betting" in hook.recorder.audit().bound.method
-
-
 def test_a_second_audit_of_the_same_training_is_refused_and_so_is_a_second_training(train):
     with pytest.raises(dpaudit.InputError, match="one audit per Training, got two"):
         train([OneRun(delta=DELTA), OneRun(delta=DELTA)], noise_multiplier=1.0)
@@ -399,24 +356,20 @@ def test_a_step_may_sample_the_canary_at_the_rate_of_the_claim():
             "num_canaries=1 with TwoBatches, got 2",
         ),
         (lambda: TwoBatches(delta=DELTA, canary_rate=2.0), "=2 in"),
+        (
+            lambda: dpsgd_training(EndToEnd(delta=DELTA, num_canaries=1), noise_multiplier=1.0),
+            "num_canaries=1 to be at least 32 in an audit of the whole run",
+        ),
+        (
+            lambda: dpsgd_training(
+                OneRun(delta=DELTA, num_canaries=1000),
+                noise_multiplier=1.0,
+                build=lambda: logistic_regression(64, 10),
+            ),
+            "num_canaries=1000 to be at most 650",
+        ),
     ],
 )
 def test_an_audit_that_cannot_be_gets_a_sentence(make, sentence):
     with pytest.raises(dpaudit.InputError, match=sentence):
         make()
-
-
-def test_too_few_canaries_end_to_end_get_a_sentence(train):
-    with pytest.raises(
-        dpaudit.InputError, match="num_canaries=1 to be at least 32 in an audit of the whole run"
-    ):
-        train(EndToEnd(delta=DELTA, num_canaries=1), noise_multiplier=1.0)
-
-
-def test_too_many_canaries_for_the_model_get_a_sentence(train):
-    with pytest.raises(dpaudit.InputError, match=r"num_canaries=1000 to be at most 650"):
-        train(
-            OneRun(delta=DELTA, num_canaries=1000),
-            noise_multiplier=1.0,
-            build=lambda: logistic_regression(64, 10),
-        )

@@ -152,6 +152,8 @@ def test_a_split_keeps_every_example_once() -> None:
 
 
 def test_classes_out_of_range_are_refused() -> None:
+    with pytest.raises(InputError, match=r"whole numbers, got torch\.float32"):
+        Dataset(torch.rand(5, 2), torch.rand(5), 2)
     with pytest.raises(InputError, match=r"Expected classes in 0..2, got 0..3"):
         Dataset(torch.zeros(4, 1), torch.arange(4), num_classes=3)
     with pytest.raises(InputError, match="got 3 inputs and 2 targets"):

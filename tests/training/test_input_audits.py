@@ -83,19 +83,20 @@ class Slow(Hook):
         return float(own @ (step.noisy_sum - known) / own.square().sum())
 
 
-@pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
-def test_scores_are_those_of_a_slow_computation(canary):
+def convolutions():
+    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 10)
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize(
+    ("canary", "options"),
+    [*((canary, {}) for canary in KINDS), (dpaudit.Mislabelled(), {"build": convolutions})],
+    ids=str,
+)
+def test_scores_are_those_of_a_slow_computation(canary, options):
     audit = one_run(canary)
     slow = Slow(audit)
-    train(audit, slow, num_steps=10)
-    np.testing.assert_allclose(audit.recorder.state_dict()["scores"], slow.scores, rtol=2e-3, atol=2e-3)
-
-
-def test_scores_of_convolutions_are_those_of_a_slow_computation():
-    audit = one_run(dpaudit.Mislabelled())
-    slow = Slow(audit)
-    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 10)
-    train(audit, slow, num_steps=5, build=lambda: nn.Sequential(*layers))
+    train(audit, slow, num_steps=8, **options)
     np.testing.assert_allclose(audit.recorder.state_dict()["scores"], slow.scores, rtol=2e-3, atol=2e-3)
 
 
@@ -212,15 +213,6 @@ def test_a_missing_clip_is_caught_with_a_crafted_canary(fault):
     assert audit.recorder.audit().verdict is VIOLATION
 
 
-@pytest.mark.long
-@pytest.mark.few(1)
-@pytest.mark.parametrize("fault", [partial(broken.NoiseTooSmall, factor=0.6), broken.Unclipped])
-def test_the_papers_audit_with_known_batches_catches_them_too(fault):
-    audit = paper(dpaudit.Crafted(long=True), residual=True)
-    train(audit, num_steps=200, fault=fault)
-    assert audit.recorder.audit().verdict is VIOLATION
-
-
 def test_scores_do_not_depend_on_the_unit_of_the_gradients():
     """A loss times a constant, clipped at the norm times that constant: nothing changes."""
 
@@ -236,21 +228,6 @@ def test_scores_do_not_depend_on_the_unit_of_the_gradients():
         return audit.recorder.state_dict()["scores"]
 
     np.testing.assert_allclose(scores(1.0), scores(4.0), rtol=1e-2, atol=2e-3)
-
-
-def test_the_order_of_canaries_does_not_matter():
-    def scores(order):
-        audit = one_run(dpaudit.Mislabelled())
-        training = make(audit, num_steps=3)
-        inserter = audit._inserter
-        made = inserter.examples(0)
-        inserter._canaries.current = type(made)(made.inputs[order], made.targets[order])
-        object.__setattr__(inserter.draws, "coins", lambda _: np.arange(8)[order] % 2 == 0)
-        finished(training)
-        return audit.recorder.state_dict()["scores"]
-
-    order = np.random.default_rng(0).permutation(8)
-    np.testing.assert_allclose(scores(np.arange(8))[:, order], scores(order), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("mode", [one_run, paper])
@@ -310,18 +287,6 @@ def test_canaries_are_crafted_anew_every_so_many_steps_and_others_stay():
     changes = [not torch.equal(*pair) for pair in zip(seen["anew"], seen["anew"][1:], strict=False)]
     assert changes == [False, False, True, False, False, True]
     assert all(torch.equal(one, seen["once"][0]) for one in seen["once"])
-
-
-def test_an_audit_that_took_its_seed_from_chance_goes_on_with_it():
-    made = [one_run(seed=None) for _ in range(2)]
-    first, second = (make(audit, num_steps=6) for audit in made)
-    for _ in range(3):
-        first.step()
-    second.load_state_dict(first.state_dict())
-    for training in (first, second):
-        finished(training)
-    first_scores, second_scores = (audit.recorder.state_dict()["scores"] for audit in made)
-    np.testing.assert_array_equal(first_scores, second_scores)
 
 
 @pytest.mark.few(1)
@@ -449,8 +414,3 @@ def test_batch_norm_is_refused_before_anything_is_crafted():
 
     with pytest.raises(dpaudit.InputError, match="2 is a BatchNorm1d; use GroupNorm or LayerNorm"):
         make(one_run(), build=build)
-
-
-def test_classes_are_whole_numbers():
-    with pytest.raises(dpaudit.InputError, match=r"whole numbers, got torch\.float32"):
-        Dataset(torch.rand(5, 2), torch.rand(5), 2)
