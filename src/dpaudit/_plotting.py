@@ -46,24 +46,6 @@ def draw_tradeoff(plane: Any, ax: Any = None) -> Any:
     return ax
 
 
-def draw_roc(roc: Any, ax: Any = None) -> Any:
-    """Draw the true positive rates of a :class:`dpaudit.stats.RocBand`, on logarithmic axes."""
-    ax = _axes(ax)
-    # a rate between two of the grid has the wider end of both
-    corners = [float(rate) for rate in roc.fpr for _ in range(2)][1:-1]
-    low, high = ([float(end) for end in ends for _ in range(2)] for ends in (roc.low[:-1], roc.high[1:]))
-    level = _validate.percent(roc.confidence)
-    ax.fill_between(corners, low, high, color=_SOFT, linewidth=0, label=f"{level} intervals")
-    ax.plot(roc.fpr, roc.fpr, color=_MUTED, linewidth=1, linestyle=":")
-    ax.plot(roc.fpr, roc.claimed, color=_INK, label="claimed curve")
-    ax.plot(roc.fpr, roc.reached, color=_ACCENT, label="this attack")
-    least = min((float(rate) for rate in (*roc.claimed, *roc.reached) if rate > 0), default=0.1)
-    ax.set(xlabel="false positive rate", ylabel="true positive rate", xscale="log", yscale="log")
-    ax.set(xlim=(float(roc.fpr[0]), 1), ylim=(10.0 ** math.floor(math.log10(max(min(least, 0.1), 1e-6))), 1))
-    ax.legend(frameon=False)
-    return ax
-
-
 def draw_trajectory(trajectory: Any, claimed: float, ax: Any = None) -> Any:
     """Draw the bound of a :class:`dpaudit.recording.Trajectory` over time, with the claimed epsilon."""
     ax = _axes(ax)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.stats._roc_band import require_higher_is_present
+from dpaudit.stats._observations import require_higher_is_present
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 
@@ -36,7 +36,7 @@ def test_scores_that_point_the_wrong_way_are_an_error(
     if is_streamed:
         for name in ("_STREAMED", "_LARGE"):
             monkeypatch.setattr(f"dpaudit.methods.{name}", 10)
-        monkeypatch.setattr("dpaudit.stats._roc_band._SAMPLED", 300)
+        monkeypatch.setattr("dpaudit.stats._observations._SAMPLED", 300)
     sentence = refused("scores", *sides("low", "high"), *options)
     assert "is higher in only 2" in sentence
     assert "pass --lower-is-present" in sentence

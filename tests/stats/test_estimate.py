@@ -12,10 +12,10 @@ from scipy import special, stats
 from statistical_limits import count_range, most_flagged
 
 import dpaudit
-from dpaudit.stats import Estimate, Interval, RocBand
+from dpaudit.stats import Estimate
 from dpaudit.stats import _estimate as estimate_module
 from dpaudit.stats import _roc_band as band_module
-from dpaudit.stats._estimate import ScoreSums, step_sides
+from dpaudit.stats._estimate import Interval, ScoreSums, step_sides
 from dpaudit.stats._roc_band import RATES, attack_roc
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
@@ -432,19 +432,6 @@ class TestResult:
         )
         assert bare.estimate.missing == "The scores are not part of this result."
         assert bare.estimate.roc is None
-
-    def test_band_can_be_drawn(self):
-        pytest.importorskip("matplotlib")
-        from matplotlib.figure import Figure  # noqa: PLC0415
-
-        roc = dpaudit.audit(in_steps(np.random.default_rng(0), 1.0, 50, 8), claim=CLAIM).estimate.roc
-        assert isinstance(roc, RocBand)
-        ax = roc.plot(ax=Figure().subplots())
-        assert {text.get_text() for text in ax.get_legend().get_texts()} == {
-            "95 % intervals",
-            "claimed curve",
-            "this attack",
-        }
 
 
 def test_an_interval_of_a_falling_function_is_turned_around():

@@ -25,7 +25,7 @@ from dpaudit.stats.thresholds._chosen import (
     least_error_rates,
     simulated_roc,
 )
-from dpaudit.stats.tradeoffs._attack import gaussian_attack, sampled_attack
+from dpaudit.stats.tradeoffs._families import gaussian_attack, sampled_attack
 
 DELTA = 1e-5
 GAUSSIAN = dpaudit.Gaussian()

@@ -2,15 +2,15 @@
 
 Users import from :mod:`dpaudit`. The other names are what authors of trade-offs, inferences and threshold
 rules extend, what recorders use (``audit_recorded``, ``split_by_coins``, ``CoinCheck``, ``AuditDesign``), and
-what reports write and read (``SCHEMA_VERSION``, ``plain``, ``number``, ``summary``, ``verdict_sentence``).
+what reports write and read (``SCHEMA_VERSION``, ``plain``, ``number``, ``summary``).
 """
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._audit import audit, audit_recorded, audit_untuned, default_method, guesses_of, lower_bound
 from dpaudit.stats._bound import LARGEST, Bound, Power, number, plain
-from dpaudit.stats._counts import ErrorCounts, Guesses, StepErrors, StepScores, count
+from dpaudit.stats._counts import ErrorCounts, Guesses, StepErrors, StepScores
 from dpaudit.stats._coverage import Coverage, coverage, ideal_observations, tally
-from dpaudit.stats._estimate import Estimate, Interval, Shape, scale_notes
+from dpaudit.stats._estimate import Estimate, scale_notes
 from dpaudit.stats._observations import (
     ONE_RUN,
     RUN,
@@ -21,7 +21,7 @@ from dpaudit.stats._observations import (
     chunks,
     is_on_disk,
     plain_array,
-    require_finite,
+    require_higher_is_present,
     split_by_coins,
 )
 from dpaudit.stats._one_run import (
@@ -37,8 +37,6 @@ from dpaudit.stats._presence import CoinCheck
 from dpaudit.stats._result import (
     DEFAULT,
     GIVEN,
-    MECHANISM,
-    OTHER_MECHANISM,
     PRIVACY,
     READ,
     Claimed,
@@ -49,9 +47,8 @@ from dpaudit.stats._result import (
     errors_line,
     summary,
     unrefuted,
-    verdict_sentence,
 )
-from dpaudit.stats._roc_band import ErrorRatePlane, RocBand, require_higher_is_present
+from dpaudit.stats._roc_band import ErrorRatePlane, RocBand
 from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.stats.inference import (
     Betting,
@@ -93,9 +90,7 @@ __all__ = [
     "DEFAULT",
     "GIVEN",
     "LARGEST",
-    "MECHANISM",
     "ONE_RUN",
-    "OTHER_MECHANISM",
     "PRIVACY",
     "READ",
     "RUN",
@@ -126,7 +121,6 @@ __all__ = [
     "Hypothesis",
     "Inference",
     "IntArray",
-    "Interval",
     "JointExact",
     "KatzLog",
     "Kind",
@@ -145,7 +139,6 @@ __all__ = [
     "Result",
     "RocBand",
     "SameData",
-    "Shape",
     "Simultaneous",
     "StepErrors",
     "StepScores",
@@ -160,7 +153,6 @@ __all__ = [
     "audit_recorded",
     "audit_untuned",
     "chunks",
-    "count",
     "coverage",
     "default_method",
     "errors_line",
@@ -178,7 +170,6 @@ __all__ = [
     "plan_observations",
     "plan_steps",
     "plausible_counts",
-    "require_finite",
     "require_higher_is_present",
     "scale_notes",
     "smallest_leak",
@@ -187,5 +178,4 @@ __all__ = [
     "tally",
     "too_many_correct",
     "unrefuted",
-    "verdict_sentence",
 ]

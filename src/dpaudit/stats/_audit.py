@@ -22,11 +22,11 @@ from dpaudit.stats._observations import (
     SCORES_OF,
     STEP,
     Observations,
+    require_higher_is_present,
 )
 from dpaudit.stats._one_run import GuessDesign, guessed_p_value, one_run_fdp_bound
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._result import Claimed, Result
-from dpaudit.stats._roc_band import require_higher_is_present
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import (
     Betting,

@@ -17,8 +17,7 @@ from dpaudit.stats._counts import ErrorCounts, Guesses
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Inference, Kind
 from dpaudit.stats.thresholds import ThresholdRule
-from dpaudit.stats.tradeoffs import TradeOff
-from dpaudit.stats.tradeoffs._attack import MECHANISMS
+from dpaudit.stats.tradeoffs import MECHANISMS, TradeOff
 
 if TYPE_CHECKING:
     from dpaudit.stats._result import Hypothesis

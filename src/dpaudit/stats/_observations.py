@@ -7,16 +7,18 @@ need no more memory than one chunk.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from dpaudit import _validate
 from dpaudit._io import open_file
-from dpaudit._types import ArrayLike, BoolArray, IdArray, IntArray, ScoreArray
+from dpaudit._types import ArrayLike, BoolArray, FloatArray, IdArray, IntArray, ScoreArray
 from dpaudit.errors import InputError, quoted
 from dpaudit.stats._presence import FAIR, CoinCheck, as_ids, joined_presence, require_twice
 
@@ -29,6 +31,9 @@ SCORES_OF = {
     RUN: "each score is of a whole training run",
     ONE_RUN: "all scores are of one training run, with one score per canary",
 }
+# Scores that point the wrong way: how improbable they must be without a leak, on how many scores per side,
+# and from how many steps on their dependence can be estimated.
+_CERTAINLY_REVERSED, _SAMPLED, _ENOUGH_STEPS, _TINY = 1e-6, 1 << 18, 10, 1e-300
 ALIKE = "the canary is the only difference between the observations with and without it"
 PAIRED = "each canary was scored with and without it, and it is the only difference between the two draws"
 
@@ -380,3 +385,56 @@ def require_finite(name: str, start: int, piece: ScoreArray) -> None:
         return
     bad = int(np.flatnonzero(~np.isfinite(piece))[0])
     raise InputError(f"Expected finite scores, got {name}[{start + bad}]={float(piece[bad])!r}.")
+
+
+def observed_auc(observations: Observations) -> float:
+    """Return the area under the ROC of these scores, or of evenly spaced ones of many."""
+    present, absent = (_sample(side, observations)[0] for side in ("with", "without"))
+    return 0.5 + float(_placements(present, absent).mean())
+
+
+def require_higher_is_present(observations: Observations, remedy: str) -> None:
+    """Raise if scores are lower with the canary than without it, with p < 1e-6 if they are alike.
+
+    The area under the ROC curve is compared with 1/2 by ranks. Scores of a step may be dependent: with
+    enough steps, these are also compared as clusters.
+    """
+    absent, absent_steps = _sample("without", observations)
+    present, present_steps = _sample("with", observations)
+    above, below = _placements(present, absent), -_placements(absent, present)
+    excess = float(above.mean())  # the area minus 1/2
+    error = math.sqrt((1 / absent.size + 1 / present.size + 1 / absent.size / present.size) / 12)
+    p_value = float(special.ndtr(excess / error))
+    number = 1 + int(max(absent_steps.max(), present_steps.max()))
+    if observations.is_stepped and number >= _ENOUGH_STEPS:
+        steps = np.bincount(present_steps, (above - excess) / above.size, number)
+        steps += np.bincount(absent_steps, (below - excess) / below.size, number)
+        clustered = max(math.sqrt(float((steps**2).sum())), _TINY)
+        p_value = max(p_value, float(special.stdtr(number - 1, excess / clustered)))
+    if excess < 0 and p_value < _CERTAINLY_REVERSED:
+        raise InputError(
+            f"Expected higher scores with the canary than without it, but a score with it is higher in only "
+            f"{100 * (0.5 + excess):.3g} % of pairs: if lower scores mean that the canary is present, as "
+            f"for a loss, {remedy}; otherwise, check whether the two sides are swapped."
+        )
+
+
+def _sample(side: str, observations: Observations) -> tuple[FloatArray, IntArray]:
+    """Return evenly spaced scores of a side, all of a small one, and the step of each."""
+    name, steps = f"{side}_canary", getattr(observations, f"{side}_steps")
+    scores: ScoreArray = getattr(observations, name)
+    spacing = -(-scores.size // _SAMPLED)
+    pieces = []
+    for start, piece in chunks(scores):
+        require_finite(name, start, piece)
+        pieces.append(piece[-start % spacing :: spacing].astype(np.float64))
+    if steps is None:
+        steps = np.arange(scores.size) // (scores.shape[1] if scores.ndim == 2 else 1)
+    return np.concatenate(pieces), steps[::spacing]
+
+
+def _placements(scores: FloatArray, others: FloatArray) -> FloatArray:
+    """Return the fraction of the others below each score, minus 1/2; half of those that are equal count."""
+    ordered = np.sort(others)
+    ranks = [np.searchsorted(ordered, scores, side) for side in ("left", "right")]
+    return np.asarray((ranks[0] + ranks[1]) / (2 * others.size) - 0.5)

@@ -16,8 +16,7 @@ from dpaudit.stats._presence import FAIR
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Kind, binomial_cdf
 from dpaudit.stats.rootfinding import first_true_integer, last_true, smallest_error
-from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
-from dpaudit.stats.tradeoffs._attack import Attack, signal_share
+from dpaudit.stats.tradeoffs import ApproximateDP, Attack, TradeOff, signal_share
 
 # assumptions, which docs/verdicts.md explains
 _FIXED_NUMBER = "the number of guesses was fixed before seeing the data"

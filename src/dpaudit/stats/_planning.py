@@ -129,8 +129,7 @@ def plan_observations(
     >>> plan_observations(claim, Leak(noise_factor=0.5)).num_observations
     28
     """
-    method = JointExact() if inference is None else inference
-    planner = _Planner.of(claim, method, confidence, tradeoff)
+    planner = _Planner.of(claim, inference or JointExact(), confidence, tradeoff)
     return planner.plan_steps(planner.leak(leak, power), 1)
 
 
@@ -145,8 +144,7 @@ def plan_steps(
     tradeoff: TradeOff | None = None,
 ) -> Plan:
     """Return how many steps are needed to detect the leak with ``num_canaries`` scores per step and side."""
-    method = Betting() if inference is None else inference
-    planner = _Planner.of(claim, method, confidence, tradeoff)
+    planner = _Planner.of(claim, inference or Betting(), confidence, tradeoff)
     return planner.plan_steps(planner.leak(leak, power), _validated_size("num_canaries", num_canaries))
 
 
@@ -161,8 +159,7 @@ def plan_canaries(
     tradeoff: TradeOff | None = None,
 ) -> Plan:
     """Return how many canaries per step and side are needed to detect the leak in ``num_steps`` steps."""
-    method = Betting() if inference is None else inference
-    planner = _Planner.of(claim, method, confidence, tradeoff)
+    planner = _Planner.of(claim, inference or Betting(), confidence, tradeoff)
     return planner.plan_canaries(planner.leak(leak, power), _validated_size("num_steps", num_steps))
 
 

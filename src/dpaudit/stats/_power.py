@@ -35,7 +35,7 @@ from dpaudit.stats.inference import (
 from dpaudit.stats.rootfinding import last_positive, last_true
 from dpaudit.stats.thresholds import BestOf, HeldOut, Predictable, ThresholdRule
 from dpaudit.stats.thresholds._chosen import step_rates
-from dpaudit.stats.tradeoffs._attack import Attack, signal_share
+from dpaudit.stats.tradeoffs import Attack, signal_share
 
 # Ends of intervals of rates are on a lattice of the logit, so that calls share regions: this many per unit,
 # and more for many scores, whose plausible rates are close together.

@@ -20,10 +20,10 @@ from dpaudit.errors import InputError, ViolationError
 from dpaudit.stats._bound import LARGEST, Bound, Power, number, plain, restoring, text
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._estimate import Estimate
-from dpaudit.stats._observations import Observations
+from dpaudit.stats._observations import Observations, observed_auc
 from dpaudit.stats._one_run import GuessDesign
 from dpaudit.stats._power import AuditDesign
-from dpaudit.stats._roc_band import ErrorRatePlane, observed_auc
+from dpaudit.stats._roc_band import ErrorRatePlane
 from dpaudit.stats.rootfinding import SMALLEST_ERROR
 from dpaudit.stats.tradeoffs import TradeOff
 

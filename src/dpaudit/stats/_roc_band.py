@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from dpaudit._plotting import draw_roc
 from dpaudit._types import FloatArray, IntArray, ScoreArray
-from dpaudit.errors import InputError
 from dpaudit.stats._bound import number, restoring
 from dpaudit.stats._counts import ErrorCounts
-from dpaudit.stats._observations import Observations, chunks, require_finite
+from dpaudit.stats._observations import chunks
 from dpaudit.stats.inference import plausible_rate
 from dpaudit.stats.tradeoffs import TradeOff
 
@@ -34,9 +32,6 @@ _SORTED = 1 << 16  # absent scores up to which every one is a threshold
 _BINS = 1 << 13  # thresholds for more scores,
 _MOST_NUMBERS = _SORTED + 2  # of thresholds
 _PLANE_POINTS = 121  # of a drawn curve, at its ends and around the measured rates each
-# Scores that point the wrong way: how improbable they must be without a leak, on how many scores per side,
-# and from how many steps on their dependence can be estimated.
-_CERTAINLY_REVERSED, _SAMPLED, _ENOUGH_STEPS, _TINY = 1e-6, 1 << 18, 10, 1e-300
 
 _Side = tuple[ScoreArray, IntArray]
 """The scores of one side, and the flat positions at which its groups of steps end; without steps, one end."""
@@ -56,13 +51,6 @@ class RocBand:
     reached: FloatArray
     low: FloatArray
     high: FloatArray
-
-    def plot(self, *, ax: Any = None) -> Any:
-        """Plot the attack's ROC with its intervals and the claimed curve, on logarithmic axes.
-
-        Requires matplotlib. Return the axes: ``ax`` if given, otherwise new ones.
-        """
-        return draw_roc(self, ax)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -186,12 +174,6 @@ def _design_effect(errors: FloatArray) -> FloatArray:
     return np.asarray(np.where(varies, effect, effect.max()))  # the largest where all scores are on one side
 
 
-def observed_auc(observations: Observations) -> float:
-    """Return the area under the ROC of these scores, or of evenly spaced ones of many."""
-    present, absent = (_sample(side, observations)[0] for side in ("with", "without"))
-    return 0.5 + float(_placements(present, absent).mean())
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ErrorRatePlane:
     """A claimed curve, the curve of the bound, and the measured error rates with their region.
@@ -234,50 +216,3 @@ class ErrorRatePlane:
 def _curve(tradeoff: TradeOff, parameter: float, fpr: FloatArray) -> FloatArray:
     # the curve of a parameter of 500 coincides with the axes
     return np.clip(np.nan_to_num(tradeoff.fnr(min(parameter, 500.0), fpr)), 0.0, 1.0)
-
-
-def require_higher_is_present(observations: Observations, remedy: str) -> None:
-    """Raise if scores are lower with the canary than without it, with p < 1e-6 if they are alike.
-
-    The area under the ROC curve is compared with 1/2 by ranks. Scores of a step may be dependent: with
-    enough steps, these are also compared as clusters.
-    """
-    absent, absent_steps = _sample("without", observations)
-    present, present_steps = _sample("with", observations)
-    above, below = _placements(present, absent), -_placements(absent, present)
-    excess = float(above.mean())  # the area minus 1/2
-    error = math.sqrt((1 / absent.size + 1 / present.size + 1 / absent.size / present.size) / 12)
-    p_value = float(special.ndtr(excess / error))
-    number = 1 + int(max(absent_steps.max(), present_steps.max()))
-    if observations.is_stepped and number >= _ENOUGH_STEPS:
-        steps = np.bincount(present_steps, (above - excess) / above.size, number)
-        steps += np.bincount(absent_steps, (below - excess) / below.size, number)
-        clustered = max(math.sqrt(float((steps**2).sum())), _TINY)
-        p_value = max(p_value, float(special.stdtr(number - 1, excess / clustered)))
-    if excess < 0 and p_value < _CERTAINLY_REVERSED:
-        raise InputError(
-            f"Expected higher scores with the canary than without it, but a score with it is higher in only "
-            f"{100 * (0.5 + excess):.3g} % of pairs: if lower scores mean that the canary is present, as "
-            f"for a loss, {remedy}; otherwise, check whether the two sides are swapped."
-        )
-
-
-def _sample(side: str, observations: Observations) -> tuple[FloatArray, IntArray]:
-    """Return evenly spaced scores of a side, all of a small one, and the step of each."""
-    name, steps = f"{side}_canary", getattr(observations, f"{side}_steps")
-    scores: ScoreArray = getattr(observations, name)
-    spacing = -(-scores.size // _SAMPLED)
-    pieces = []
-    for start, piece in chunks(scores):
-        require_finite(name, start, piece)
-        pieces.append(piece[-start % spacing :: spacing].astype(np.float64))
-    if steps is None:
-        steps = np.arange(scores.size) // (scores.shape[1] if scores.ndim == 2 else 1)
-    return np.concatenate(pieces), steps[::spacing]
-
-
-def _placements(scores: FloatArray, others: FloatArray) -> FloatArray:
-    """Return the fraction of the others below each score, minus 1/2; half of those that are equal count."""
-    ordered = np.sort(others)
-    ranks = [np.searchsorted(ordered, scores, side) for side in ("left", "right")]
-    return np.asarray((ranks[0] + ranks[1]) / (2 * others.size) - 0.5)

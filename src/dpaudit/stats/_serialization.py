@@ -1,6 +1,6 @@
 """Trade-offs, inferences and threshold rules as plain values: ``{"type": "Fixed", "threshold": 0.5}``.
 
-Every class that implements one of these three interfaces is registered by name when it is defined, including
+Every class that implements one of these three interfaces can be read by its name, including
 classes defined by users. Reading looks up the name and calls the class with the stored fields; nothing else
 can be called. An unknown name (a report may be read where the author's class is not defined) can still be
 shown.
@@ -15,18 +15,12 @@ from typing import Any, Self
 
 from dpaudit.errors import InputError, quoted
 
-_KNOWN: dict[str, type[Serializable]] = {}
-
 SCHEMA_VERSION = 2
 """The version of the schema of results in files and on standard output."""
 
 
 class Serializable:
     """A frozen dataclass that is stored as its type and its fields."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        _KNOWN[cls.__name__] = cls
 
     @property
     def label(self) -> str:
@@ -103,7 +97,7 @@ def _read(values: Any, depth: int) -> Any:
     if not isinstance(values, Mapping) or not isinstance(values.get("type"), str) or depth > 8:
         raise InputError(f"Expected an object with a type, got {quoted(values)}.")
     rest = {name: _field(value, depth) for name, value in values.items() if name != "type"}
-    kind = _KNOWN.get(values["type"])
+    kind = _subclasses(Serializable).get(values["type"])
     if kind is None:
         return NamedPart(values["type"], tuple(rest.items()))
     try:
@@ -115,6 +109,14 @@ def _read(values: Any, depth: int) -> Any:
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"Expected the fields of {kind.__name__}, got {quoted(values)}.") from error
     return restored
+
+
+def _subclasses(kind: type[Serializable]) -> dict[str, type[Serializable]]:
+    """Return all classes below this one by name; of several with the same name, the last."""
+    names = {kind.__name__: kind}
+    for subclass in kind.__subclasses__():
+        names |= _subclasses(subclass)
+    return names
 
 
 def _field(value: Any, depth: int) -> Any:

@@ -114,7 +114,8 @@ class _Outcome:
         """Return the boundary for first rates between ``low`` and ``high``."""
         observed = float(_order(np.asarray(self.errors[0]), np.asarray(self.errors[1]), self.trials))
         counts = plausible_counts(self.trials[0], low, high)
-        region = Region(counts, _most_errors(counts, observed, self.trials), self.trials)
+        most = _most_errors(_probits(counts, self.trials[0]), observed, self.trials[1])
+        region = Region(counts, most, self.trials)
         return RejectionBoundary(region, _limit(query), query.tradeoff)
 
     def grid_size(self, low: float, high: float) -> int:
@@ -142,13 +143,8 @@ def _probits(errors: IntArray, trials: int) -> FloatArray:
     return np.asarray(special.ndtri((errors + 0.5) / (trials + 1)))
 
 
-def _most_errors(first: IntArray, observed: float | FloatArray, trials: tuple[int, int]) -> FloatArray:
-    """Return, for each first count, the largest second one that ranks at least as high as ``observed``."""
-    return _most_below_order(_probits(first, trials[0]), observed, trials[1])
-
-
-def _most_below_order(probits: FloatArray, observed: float | FloatArray, trials: int) -> FloatArray:
-    """Return the same, given the probits of the first counts."""
+def _most_errors(probits: FloatArray, observed: float | FloatArray, trials: int) -> FloatArray:
+    """Return the largest second counts that rank at least as high as ``observed``, for first ones."""
     return np.floor((trials + 1) * special.ndtr(-probits - observed + 1e-10) - 0.5 + 1e-9)
 
 
@@ -287,7 +283,7 @@ class ClaimedCurve:
         probits = _probits(knots, self._trials[0])
         most = np.full(knots.size, np.inf)
         for number, least, first in zip(numbers, excluded, firsts, strict=True):
-            refuting = _most_below_order(probits[first:], self._order(number), self._trials[1])
+            refuting = _most_errors(probits[first:], self._order(number), self._trials[1])
             np.minimum(most[first:], np.maximum(refuting, least), out=most[first:])
         return most if knots.size == fp.size else np.floor(np.interp(fp, knots, most))
 
@@ -339,10 +335,12 @@ class ClaimedCurve:
 
     def _lowest_improbable(self, rates: tuple[float, float], near: float) -> float:
         fp = plausible_counts(self._trials[0], rates[0], rates[0])
+        probits = _probits(fp, self._trials[0])
 
         # the search is over the distance from the top of the order, which is refuted
         def margin(below: float) -> float:
-            region = Region(fp, _most_errors(fp, self._top - below, self._trials), self._trials)
+            most = _most_errors(probits, self._top - below, self._trials[1])
+            region = Region(fp, most, self._trials)
             probability = min(max(region.probability(*rates), 1e-300), 1 - 1e-16)
             return self._target - float(special.ndtri(probability))
 

@@ -1,19 +1,26 @@
 """Trade-off families: which error rates a mechanism allows."""
 
-from dpaudit.stats.tradeoffs._attack import Attack, sampled_attack
 from dpaudit.stats.tradeoffs._families import (
-    ApproximateDP,
+    MECHANISMS,
+    Attack,
     Gaussian,
     Laplace,
+    TradeOff,
+    sampled_attack,
+    signal_share,
+)
+from dpaudit.stats.tradeoffs._piecewise import (
+    ApproximateDP,
+    PiecewiseLinear,
     PureDP,
     RandomizedResponse,
-    TradeOff,
     approximate_fnr,
+    lower_hull,
     ratio_epsilon,
 )
-from dpaudit.stats.tradeoffs._piecewise import PiecewiseLinear, lower_hull
 
 __all__ = [
+    "MECHANISMS",
     "ApproximateDP",
     "Attack",
     "Gaussian",
@@ -26,4 +33,5 @@ __all__ = [
     "lower_hull",
     "ratio_epsilon",
     "sampled_attack",
+    "signal_share",
 ]

@@ -1,31 +1,151 @@
-"""Trade-off families: the interface, and families in closed form.
+"""The interface of trade-off families, the attack behind a stated power, and the families of additive noise.
 
-Gaussian differential privacy (Dong, Roth and Su 2019), the Laplace mechanism, randomized response over k
-values, and (eps, delta)-DP and pure eps-DP, for privacy claims that name no mechanism.
+A trade-off curve bounds all attacks at once, and no single mechanism attains that of (eps, delta)-DP with
+continuous scores. Power is therefore computed for the scores of one mechanism with the given parameter.
+Gaussian differential privacy is that of Dong, Roth and Su 2019.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar, Self
 
 import numpy as np
 from scipy import special
 
-from dpaudit import _validate
 from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.rootfinding import last_true
-from dpaudit.stats.tradeoffs._attack import (
-    GAUSSIAN_NOISE,
-    LAPLACE_NOISE,
-    Attack,
-    gaussian_attack,
-    laplace_attack,
-)
+
+_DEVIATIONS = 9.0  # how far tables of probit scores extend
+_POINTS = 3601
+MECHANISMS = GAUSSIAN_NOISE, LAPLACE_NOISE = "Gaussian noise", "Laplace noise"
+
+
+@dataclass(frozen=True, eq=False)
+class Attack:
+    """The error rates of an attack at every threshold.
+
+    ``fnr`` maps a false positive rate to the false negative rate at the same threshold. ``rates_at`` maps a
+    threshold of normalized scores to both rates; it is None if nothing but the curve is known.
+    """
+
+    fnr: Callable[[FloatArray], FloatArray]
+    rates_at: Callable[[float], tuple[float, float]] | None = None
+
+    def rates(self, probits: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return both rates at thresholds of probit scores, which are normal for absent canaries."""
+        fpr = special.ndtr(-np.asarray(probits, dtype=np.float64))
+        return fpr, self.fnr(fpr)
+
+    def in_units(self, signal: float) -> Attack:
+        """Return the attack with scores whose mean with the canary is ``signal`` instead of 1."""
+        rates_at = self.rates_at
+        return self if rates_at is None else replace(self, rates_at=lambda at: rates_at(at / signal))
+
+    def balanced(self) -> tuple[float, float]:
+        """Return both rates at the threshold with the smallest balanced error."""
+        if self._is_symmetric:
+            low, high = 0.0, 0.5
+            for _ in range(50):
+                middle = (low + high) / 2
+                above = float(self.fnr(np.asarray(middle))) > middle
+                low, high = (middle, high) if above else (low, middle)
+            return low, low
+        probits, below = self._table
+        best = int(np.argmin(special.ndtr(-probits) + below))
+        return float(special.ndtr(-probits[best])), float(below[best])
+
+    def auc(self) -> float:
+        """Return the probability that a present canary scores higher than an absent one."""
+        probits, below = self._table
+        density = np.exp(-(probits**2) / 2)
+        return 1 - float(density @ below / density.sum())
+
+    def exchanged(self) -> Attack:
+        """Return the attack with the two sides, and the order of scores, exchanged."""
+        probits, fnr = self._table
+        return Attack(lambda rate: np.asarray(np.interp(rate, fnr, special.ndtr(-probits))))
+
+    @property
+    def _is_symmetric(self) -> bool:
+        rates = np.asarray([0.001, 0.1, 0.3])
+        return bool(np.allclose(self.fnr(self.fnr(rates)), rates, rtol=1e-3, atol=1e-9))
+
+    @cached_property
+    def _table(self) -> tuple[FloatArray, FloatArray]:
+        """Probit scores in ascending order, with the probability that a present canary scores lower."""
+        probits = np.linspace(-_DEVIATIONS, _DEVIATIONS, _POINTS)
+        return probits, np.maximum.accumulate(self.rates(probits)[1])
+
+    def present_scores(self, uniform: FloatArray) -> FloatArray:
+        """Return probit scores of present canaries, from uniform random numbers."""
+        probits, below = self._table
+        return np.interp(uniform, below, probits)
+
+    def pooled_quantiles(self, levels: FloatArray, share_present: float) -> FloatArray:
+        """Return quantiles of the probit scores of absent and present canaries together."""
+        probits, below = self._table
+        pooled = (1 - share_present) * special.ndtr(probits) + share_present * below
+        return np.interp(levels, pooled, probits)
+
+
+def gaussian_attack(mu: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
+    """Return the attack whose scores are N(0, 1/mu^2) without and N(1, 1/mu^2) with the canary.
+
+    ``lengths`` are equally frequent lengths of canaries in units of the sensitivity. Each score is in units
+    of the length of its canary, so that the noise of a short one is larger.
+    """
+    # an infinite mu times zero is no number
+    mus = min(mu, 1e300) * np.asarray(lengths, dtype=np.float64)
+
+    def rates_at(threshold: float) -> tuple[float, float]:
+        fpr, fnr = special.ndtr(np.asarray([-threshold, threshold - 1])[:, None] * mus).mean(axis=1)
+        return float(fpr), float(fnr)
+
+    if len(set(lengths)) == 1:
+        return Attack(lambda fpr: special.ndtr(-special.ndtri(fpr) - mus[0]), rates_at)
+    # the threshold of all scores, in units of the shortest canary's noise, at which the fpr is as given
+    thresholds = np.linspace(-_DEVIATIONS, _DEVIATIONS + mus.max(), _POINTS) / max(mus.min(), 1e-12)
+    fprs, fnrs = (
+        special.ndtr(sign * np.multiply.outer(thresholds - shift, mus)).mean(axis=1)
+        for sign, shift in ((-1, 0), (1, 1))
+    )
+    return Attack(lambda fpr: np.interp(fpr, fprs[::-1], fnrs[::-1]), rates_at)
+
+
+def sampled_attack(mu: float, rate: float) -> Attack:
+    """Return the attack on one step that contains the canary with probability ``rate``."""
+
+    def rates_at(threshold: float) -> tuple[float, float]:
+        fpr, outside, inside = special.ndtr(np.asarray([-threshold, threshold, threshold - 1]) * mu)
+        return float(fpr), float((1 - rate) * outside + rate * inside)
+
+    def fnr(fpr: FloatArray) -> FloatArray:
+        return (1 - rate) * (1 - fpr) + rate * special.ndtr(-special.ndtri(fpr) - mu)
+
+    return Attack(fnr, rates_at)
+
+
+def laplace_attack(epsilon: float, curve: Callable[[FloatArray], FloatArray]) -> Attack:
+    """Return the attack whose scores are Laplace(0, 1/eps) without and Laplace(1, 1/eps) with the canary."""
+
+    def below(value: float) -> float:
+        tail = float(np.exp(-abs(value) * epsilon)) / 2
+        return tail if value < 0 else 1 - tail
+
+    return Attack(curve, lambda threshold: (below(-threshold), below(threshold - 1)))
+
+
+def signal_share(falls_short: Callable[[float], bool], tolerance: float) -> float:
+    """Return the largest share of an ideal attack's signal that falls short of what was seen, at most 1."""
+    if not falls_short(0.001):
+        return 0.0
+    return min(last_true(lambda share: share <= 1 and falls_short(share), 0.3, tolerance), 1.0)
 
 
 class TradeOff(Serializable, ABC):
@@ -96,17 +216,6 @@ class TradeOff(Serializable, ABC):
         """Return the largest parameter whose smallest balanced error is above ``error``."""
         rate = np.asarray(error, dtype=np.float64)
         return float(self.parameter(rate, rate))
-
-
-def ratio_epsilon(fpr: FloatArray, fnr: FloatArray, delta: float | FloatArray) -> FloatArray:
-    """Return the largest epsilon of (eps, delta)-DP that these error rates refute, in either direction.
-
-    Paper, section 2.3: the maximum of ln((1 - delta - fpr) / fnr) and ln((1 - delta - fnr) / fpr).
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ratio = np.log(np.maximum(1 - delta - fnr, 0)) - np.log(fpr)
-        other = np.log(np.maximum(1 - delta - fpr, 0)) - np.log(fnr)
-    return at_least_zero(np.fmax(log_ratio, other))
 
 
 def at_least_zero(values: ArrayLike) -> FloatArray:
@@ -211,137 +320,3 @@ class Laplace(TradeOff):
         del delta
         epsilon = parameter * float(np.mean(lengths))
         return laplace_attack(epsilon, partial(self.fnr, epsilon))
-
-
-@dataclass(frozen=True)
-class RandomizedResponse(TradeOff):
-    """Randomized response: the true value with probability e^eps / (e^eps + k - 1), else another of the k.
-
-    >>> RandomizedResponse().epsilon(1.0, 0.0)
-    1.0
-    """
-
-    num_values: int = 2
-
-    def __post_init__(self) -> None:
-        _validate.integer("num_values", self.num_values, low=2)
-
-    def assumption(self, delta: float) -> str | None:
-        del delta
-        return f"the mechanism is randomized response over {self.num_values} values"
-
-    def _log_lie(self, parameter: float) -> float:
-        """Return the log probability of any one wrong value."""
-        return -float(np.logaddexp(parameter, math.log(self.num_values - 1)))
-
-    def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
-        rate = np.asarray(fpr, dtype=np.float64)
-        lie = math.exp(self._log_lie(parameter))
-        neither = (self.num_values - 2) * lie
-        with np.errstate(divide="ignore", over="ignore"):
-            steep = 1 - np.exp(parameter + np.log(rate))
-        # between the two values, the k - 2 others carry no information: the slope is -1 there
-        blind = lie + neither + lie - rate
-        flat = np.exp(-parameter) * (1 - rate)
-        return at_least_zero(np.maximum(np.maximum(steep, blind), flat))
-
-    def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
-        small, large = np.minimum(fpr, fnr), np.maximum(fpr, fnr)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ends = np.log1p(-large) - np.log(small)
-            # the errors of k lies: k e^lie = fpr + fnr, so e^eps = k / (fpr + fnr) - (k - 1)
-            middle = np.log(np.maximum(self.num_values / (small + large) - self.num_values + 1, 0))
-        best = np.fmax(ends, middle) if self.num_values > 2 else ends
-        return at_least_zero(best)
-
-    def epsilon(self, parameter: float, delta: float) -> float:
-        # delta(eps) = truth - e^eps lie
-        log_lie = self._log_lie(parameter)
-        excess = math.exp(parameter + log_lie) - delta
-        return max(math.log(excess) - log_lie, 0.0) if excess > 0 else 0.0
-
-
-def approximate_fnr(epsilon: float | FloatArray, delta: float | FloatArray, fpr: FloatArray) -> FloatArray:
-    """Return max(0, 1 - delta - e^eps fpr, e^-eps (1 - delta - fpr)), without overflow for any eps."""
-    with np.errstate(divide="ignore", over="ignore"):
-        steep = 1 - delta - np.exp(epsilon + np.log(fpr))
-    flat = np.exp(-np.asarray(epsilon)) * (1 - delta - fpr)
-    return at_least_zero(np.maximum(steep, flat))
-
-
-@dataclass(frozen=True)
-class ApproximateDP(TradeOff):
-    """(eps, delta)-DP at the delta of the query, without assumptions about the mechanism.
-
-    >>> round(float(ApproximateDP(1e-5).parameter(0.01, 0.5)), 3)
-    3.912
-    """
-
-    delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        _validate.delta(self.delta)
-
-    def assumption(self, delta: float) -> str | None:
-        del delta
-        return None
-
-    def at(self, delta: float) -> ApproximateDP:
-        return replace(self, delta=delta)
-
-    def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
-        return approximate_fnr(parameter, self.delta, fpr)
-
-    def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
-        return ratio_epsilon(fpr, fnr, self.delta)
-
-    def epsilon(self, parameter: float, delta: float) -> float:
-        del delta  # at() has set it
-        return parameter
-
-    def with_epsilon(self, epsilon: float, delta: float) -> float:
-        del delta
-        return epsilon
-
-    def balanced_error(self, parameter: float) -> float:
-        return (1 - self.delta) * math.exp(-np.logaddexp(0.0, parameter))
-
-    @property
-    def attacked_mechanism(self) -> str:
-        return LAPLACE_NOISE if self.delta == 0 else GAUSSIAN_NOISE
-
-    def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
-        """Return the attack on the Gaussian mechanism with this epsilon, or on Laplace's at delta = 0."""
-        if self.delta == 0:
-            return Laplace().attack(parameter, delta, lengths)
-        return gaussian_attack(Gaussian().with_epsilon(parameter, self.delta), lengths)
-
-
-@dataclass(frozen=True)
-class PureDP(TradeOff):
-    """Pure eps-DP: assumes nothing at delta = 0, and at delta > 0 that the mechanism has exactly this curve.
-
-    It is the curve of randomized response: at delta > 0 its epsilon is ln(e^eps - delta (1 + e^eps)).
-    """
-
-    def assumption(self, delta: float) -> str | None:
-        return "the mechanism's trade-off curve is that of pure epsilon-DP" if delta > 0 else None
-
-    def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
-        return approximate_fnr(parameter, 0.0, fpr)
-
-    def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
-        return ratio_epsilon(fpr, fnr, 0.0)
-
-    def epsilon(self, parameter: float, delta: float) -> float:
-        # (e^eps - delta (1 + e^eps)) = e^eps (1 - delta (1 + e^-eps))
-        excess = 1 - delta * (1 + math.exp(-parameter))
-        return max(parameter + math.log(excess), 0.0) if excess > 0 else 0.0
-
-    def balanced_error(self, parameter: float) -> float:
-        return math.exp(-np.logaddexp(0.0, parameter))
-
-    def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
-        if delta > 0:  # the curve itself is assumed
-            return super().attack(parameter, delta, lengths)
-        return Laplace().attack(parameter, delta, lengths)

@@ -1,19 +1,178 @@
-"""Curves given as lines, each of them an (eps, delta) guarantee."""
+"""Trade-off curves made of lines, each of them an (eps, delta) guarantee.
+
+Those of (eps, delta)-DP and pure eps-DP, for privacy claims that name no mechanism, of randomized response
+over k values, and of several guarantees together.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 
+from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
-from dpaudit.stats.tradeoffs._families import TradeOff, approximate_fnr, ratio_epsilon
+from dpaudit.stats.tradeoffs._families import (
+    GAUSSIAN_NOISE,
+    LAPLACE_NOISE,
+    Attack,
+    Gaussian,
+    Laplace,
+    TradeOff,
+    at_least_zero,
+    gaussian_attack,
+)
 
 _Point = tuple[float, float]
 _BLOCK = 4096  # error rates processed at once: keeps the rates x lines table to a few dozen megabytes
+
+
+def ratio_epsilon(fpr: FloatArray, fnr: FloatArray, delta: float | FloatArray) -> FloatArray:
+    """Return the largest epsilon of (eps, delta)-DP that these error rates refute, in either direction.
+
+    Paper, section 2.3: the maximum of ln((1 - delta - fpr) / fnr) and ln((1 - delta - fnr) / fpr).
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_ratio = np.log(np.maximum(1 - delta - fnr, 0)) - np.log(fpr)
+        other = np.log(np.maximum(1 - delta - fpr, 0)) - np.log(fnr)
+    return at_least_zero(np.fmax(log_ratio, other))
+
+
+@dataclass(frozen=True)
+class RandomizedResponse(TradeOff):
+    """Randomized response: the true value with probability e^eps / (e^eps + k - 1), else another of the k.
+
+    >>> RandomizedResponse().epsilon(1.0, 0.0)
+    1.0
+    """
+
+    num_values: int = 2
+
+    def __post_init__(self) -> None:
+        _validate.integer("num_values", self.num_values, low=2)
+
+    def assumption(self, delta: float) -> str | None:
+        del delta
+        return f"the mechanism is randomized response over {self.num_values} values"
+
+    def _log_lie(self, parameter: float) -> float:
+        """Return the log probability of any one wrong value."""
+        return -float(np.logaddexp(parameter, math.log(self.num_values - 1)))
+
+    def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
+        rate = np.asarray(fpr, dtype=np.float64)
+        lie = math.exp(self._log_lie(parameter))
+        neither = (self.num_values - 2) * lie
+        with np.errstate(divide="ignore", over="ignore"):
+            steep = 1 - np.exp(parameter + np.log(rate))
+        # between the two values, the k - 2 others carry no information: the slope is -1 there
+        blind = lie + neither + lie - rate
+        flat = np.exp(-parameter) * (1 - rate)
+        return at_least_zero(np.maximum(np.maximum(steep, blind), flat))
+
+    def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
+        small, large = np.minimum(fpr, fnr), np.maximum(fpr, fnr)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ends = np.log1p(-large) - np.log(small)
+            # the errors of k lies: k e^lie = fpr + fnr, so e^eps = k / (fpr + fnr) - (k - 1)
+            middle = np.log(np.maximum(self.num_values / (small + large) - self.num_values + 1, 0))
+        best = np.fmax(ends, middle) if self.num_values > 2 else ends
+        return at_least_zero(best)
+
+    def epsilon(self, parameter: float, delta: float) -> float:
+        # delta(eps) = truth - e^eps lie
+        log_lie = self._log_lie(parameter)
+        excess = math.exp(parameter + log_lie) - delta
+        return max(math.log(excess) - log_lie, 0.0) if excess > 0 else 0.0
+
+
+def approximate_fnr(epsilon: float | FloatArray, delta: float | FloatArray, fpr: FloatArray) -> FloatArray:
+    """Return max(0, 1 - delta - e^eps fpr, e^-eps (1 - delta - fpr)), without overflow for any eps."""
+    with np.errstate(divide="ignore", over="ignore"):
+        steep = 1 - delta - np.exp(epsilon + np.log(fpr))
+    flat = np.exp(-np.asarray(epsilon)) * (1 - delta - fpr)
+    return at_least_zero(np.maximum(steep, flat))
+
+
+@dataclass(frozen=True)
+class ApproximateDP(TradeOff):
+    """(eps, delta)-DP at the delta of the query, without assumptions about the mechanism.
+
+    >>> round(float(ApproximateDP(1e-5).parameter(0.01, 0.5)), 3)
+    3.912
+    """
+
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        _validate.delta(self.delta)
+
+    def assumption(self, delta: float) -> str | None:
+        del delta
+        return None
+
+    def at(self, delta: float) -> ApproximateDP:
+        return replace(self, delta=delta)
+
+    def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
+        return approximate_fnr(parameter, self.delta, fpr)
+
+    def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
+        return ratio_epsilon(fpr, fnr, self.delta)
+
+    def epsilon(self, parameter: float, delta: float) -> float:
+        del delta  # at() has set it
+        return parameter
+
+    def with_epsilon(self, epsilon: float, delta: float) -> float:
+        del delta
+        return epsilon
+
+    def balanced_error(self, parameter: float) -> float:
+        return (1 - self.delta) * math.exp(-np.logaddexp(0.0, parameter))
+
+    @property
+    def attacked_mechanism(self) -> str:
+        return LAPLACE_NOISE if self.delta == 0 else GAUSSIAN_NOISE
+
+    def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
+        """Return the attack on the Gaussian mechanism with this epsilon, or on Laplace's at delta = 0."""
+        if self.delta == 0:
+            return Laplace().attack(parameter, delta, lengths)
+        return gaussian_attack(Gaussian().with_epsilon(parameter, self.delta), lengths)
+
+
+@dataclass(frozen=True)
+class PureDP(TradeOff):
+    """Pure eps-DP: assumes nothing at delta = 0, and at delta > 0 that the mechanism has exactly this curve.
+
+    It is the curve of randomized response: at delta > 0 its epsilon is ln(e^eps - delta (1 + e^eps)).
+    """
+
+    def assumption(self, delta: float) -> str | None:
+        return "the mechanism's trade-off curve is that of pure epsilon-DP" if delta > 0 else None
+
+    def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
+        return approximate_fnr(parameter, 0.0, fpr)
+
+    def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
+        return ratio_epsilon(fpr, fnr, 0.0)
+
+    def epsilon(self, parameter: float, delta: float) -> float:
+        # (e^eps - delta (1 + e^eps)) = e^eps (1 - delta (1 + e^-eps))
+        excess = 1 - delta * (1 + math.exp(-parameter))
+        return max(parameter + math.log(excess), 0.0) if excess > 0 else 0.0
+
+    def balanced_error(self, parameter: float) -> float:
+        return math.exp(-np.logaddexp(0.0, parameter))
+
+    def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
+        if delta > 0:  # the curve itself is assumed
+            return super().attack(parameter, delta, lengths)
+        return Laplace().attack(parameter, delta, lengths)
 
 
 @dataclass(frozen=True)
