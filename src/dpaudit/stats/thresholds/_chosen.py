@@ -37,6 +37,8 @@ from dpaudit.stats.tradeoffs import Attack
 if TYPE_CHECKING:
     from dpaudit.stats._power import AuditDesign
 
+# an assumption, which docs/verdicts.md explains
+_SAME_DATA = "the error rate is unknown: the threshold was chosen on the counted data"
 _CANDIDATES = 64  # few, so that the choice follows the shape of the scores rather than their noise
 _RUNS = 64  # the power at a simulated threshold varies little
 _NEAR = 0.01  # relative distance of the points that determine the slope of a curve
@@ -216,9 +218,7 @@ class SameData(ThresholdRule):
     """
 
     valid: ClassVar[bool] = False
-    assumption: ClassVar[str | None] = (
-        "the error rate is unknown: the threshold was chosen on the counted data"
-    )
+    assumption: ClassVar[str | None] = _SAME_DATA
 
     label = "same data"
 

@@ -143,8 +143,8 @@ class BestOf(ThresholdRule):
     The first rule is the main one, whose power is stated. ``chosen`` is the rule with the largest bound, in
     results.
 
-    >>> BestOf((Fixed(0.5), HeldOut()), (0.9, 0.1)).label
-    'best of fixed 0.5, held out'
+    >>> BestOf((Fixed(0.5), Optimal(2.0)), (0.9, 0.1)).label
+    'best of fixed 0.5, optimal'
     """
 
     rules: tuple[ThresholdRule | NamedPart, ...]
