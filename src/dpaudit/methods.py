@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from dpaudit.accounting import Claim
 from dpaudit.stats import (
@@ -46,44 +46,24 @@ from dpaudit.stats import (
 __all__ = ["NAMES", "REVERSED", "Method", "MethodComparison", "NamedBound", "examine", "is_large", "methods"]
 
 
-_Parts: TypeAlias = tuple[TradeOff | None, Inference]  # None: the trade-off curve of one observation
-
-_PAPERS: dict[str, _Parts] = {
-    "f-DP(CP)": (None, ClopperPearson()),
-    "f-DP(ZB)": (None, Posterior()),
-    "(eps,delta)(CP)": (ApproximateDP(), ClopperPearson()),
-    "(eps,delta)(ZB)": (ApproximateDP(), Posterior()),
-    "eps-DP(Katz) delta=0": (PureDP(), KatzLog()),
-}
-_OURS: dict[str, _Parts] = {
-    "f-DP(joint)": (None, JointExact()),
-    "(eps,delta)(joint)": (ApproximateDP(), JointExact()),
-}
-_BETS: dict[str, _Parts] = {"f-DP(betting)": (None, Betting())}
-COUNT_METHODS = {
-    name.split()[0]: components for name, components in (_PAPERS | _OURS).items()
-}  # need only error counts
-
-NAMES = tuple(name.split()[0] for name in (*_PAPERS, *_OURS, *_BETS))  # without the remark on delta
-_STREAMED = 1 << 18  # scores per side above which files stay on disk if the threshold is fixed
-_LARGE = 2_000_000  # the same if the threshold is chosen on scores, which mostly needs all of them
-
-
 @dataclass(frozen=True)
 class Method:
     """A trade-off, an inference and a threshold rule under their common name."""
 
     name: str
-    tradeoff: TradeOff
     inference: Inference
-    rule: ThresholdRule
+    tradeoff: TradeOff | None = None  # that of one observation
+    rule: ThresholdRule | None = None  # the default one
 
-    def is_one_of(self, names: Collection[str] | None) -> bool:
-        """Return whether ``names`` includes this method; None includes all methods."""
-        return names is None or self.name.split()[0] in names
+    def completed(self, observations: Observations, curve: TradeOff, rule: ThresholdRule | None) -> Method:
+        """Return this method with the curve and the rule that it lacks."""
+        tradeoff = self.tradeoff or curve
+        rule = rule or default_method(observations, tradeoff, self.inference)[1]
+        return replace(self, tradeoff=tradeoff, rule=rule)
 
     def bound(self, observations: Observations, delta: float, confidence: float) -> Bound:
         """Return the bound of this method; KatzLog, which requires pure epsilon-DP, uses delta = 0."""
+        assert self.tradeoff is not None
         return lower_bound(
             observations,
             delta=0.0 if isinstance(self.inference, KatzLog) else delta,
@@ -94,6 +74,25 @@ class Method:
         )
 
 
+_PAPERS = (
+    Method("f-DP(CP)", ClopperPearson()),
+    Method("f-DP(ZB)", Posterior()),
+    Method("(eps,delta)(CP)", ClopperPearson(), ApproximateDP()),
+    Method("(eps,delta)(ZB)", Posterior(), ApproximateDP()),
+    Method("eps-DP(Katz) delta=0", KatzLog(), PureDP()),
+)
+_OURS = (
+    Method("f-DP(joint)", JointExact()),
+    Method("(eps,delta)(joint)", JointExact(), ApproximateDP()),
+)
+_BETS = Method("f-DP(betting)", Betting())
+# need only error counts; names are without the remark on delta
+COUNT_METHODS = {method.name.split()[0]: (method.tradeoff, method.inference) for method in (*_PAPERS, *_OURS)}
+NAMES = (*COUNT_METHODS, _BETS.name)
+_STREAMED = 1 << 18  # scores per side above which files stay on disk if the threshold is fixed
+_LARGE = 2_000_000  # the same if the threshold is chosen on scores, which mostly needs all of them
+
+
 def is_large(observations: Observations, *, is_fixed: bool = False) -> bool:
     """Return whether the scores should stay on disk: at a fixed threshold, most methods stream them."""
     sides = observations.with_canary, observations.without_canary
@@ -101,41 +100,31 @@ def is_large(observations: Observations, *, is_fixed: bool = False) -> bool:
     return any(is_on_disk(side) and side.size > most for side in sides)
 
 
-def methods(observations: Observations, fixed: ThresholdRule | None, curve: TradeOff) -> list[Method]:
+def methods(
+    observations: Observations, fixed: ThresholdRule | None, curve: TradeOff, betting: Betting
+) -> list[Method]:
     """Return all methods with sound threshold rules, then the paper's with its own choice of threshold.
 
     For scores that stay on disk, return only the methods that need nothing but counts; for coupled ones, only
-    bets.
+    bets. Without a fixed threshold, rules are those of verdicts by default, and bands.
     """
+    bets = replace(_BETS, inference=betting)
     if observations.coupled and observations.is_stepped:
-        rule = fixed or default_method(observations, curve, Betting())[1]
-        return [_method(name, components, curve, rule) for name, components in _BETS.items()]
+        return [bets.completed(observations, curve, fixed)]
     large = is_large(observations, is_fixed=fixed is not None)
-    if fixed is not None:
-        chosen = _PAPERS | _OURS if large and not observations.is_stepped else _PAPERS | _OURS | _BETS
-        sound = [_method(name, components, curve, fixed) for name, components in chosen.items()]
-    else:
-        sound = _chosen_on_scores(observations, curve)
-    practice = [_method(name, components, curve, SameData()) for name, components in _PAPERS.items()]
+    chosen: tuple[Method, ...] = (*_PAPERS, *_OURS, bets)
+    if large and not observations.is_stepped:
+        chosen = (*_PAPERS, *_OURS)
+    if large and fixed is None:
+        chosen = _OURS
+    if fixed is None and observations.num_steps < 2:
+        chosen = ()  # nothing to hold out
+    sound = [method.completed(observations, curve, fixed) for method in chosen]
+    bands = Method("f-DP(CP)", ClopperPearson(), curve, Simultaneous())
+    if fixed is None and bands not in sound and not (large and sound):
+        sound.insert(0, bands)
+    practice = [method.completed(observations, curve, SameData()) for method in _PAPERS]
     return sound if large else [*sound, *practice]
-
-
-def _method(name: str, components: _Parts, curve: TradeOff, rule: ThresholdRule) -> Method:
-    tradeoff, inference = components
-    return Method(name, curve if tradeoff is None else tradeoff, inference, rule)
-
-
-def _chosen_on_scores(observations: Observations, curve: TradeOff) -> list[Method]:
-    """Return the methods with the default rules of their verdicts without a fixed threshold, and bands."""
-    bands = Method("f-DP(CP)", curve, ClopperPearson(), Simultaneous())
-    if observations.num_steps < 2:
-        return [bands]  # nothing to hold out
-    large = is_large(observations)
-    chosen = []
-    for name, (tradeoff, inference) in (_OURS if large else _PAPERS | _OURS | _BETS).items():
-        family = curve if tradeoff is None else tradeoff
-        chosen.append(Method(name, family, inference, default_method(observations, family, inference)[1]))
-    return chosen if large or bands in chosen else [bands, *chosen]
 
 
 REVERSED = (
@@ -177,21 +166,18 @@ class MethodComparison:
             for errors in counts
         )
 
-    @property
-    def _scale_notes(self) -> tuple[str, ...]:
-        return scale_notes(self.observations) if self.result is None else self.result.notes
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         nothing = dict.fromkeys(("verdict", "sentence", "p_value", "claim", "bound", "power", "estimate"))
         sides = self.observations.with_canary, self.observations.without_canary
+        notes = scale_notes(self.observations) if self.result is None else self.result.notes
         return {
             **(nothing if self.result is None else self.result.to_dict()),
             "scores_of": self.observations.scores_of,
             "delta": self.delta,
             "confidence": self.confidence,
             "shapes": {"with_canary": list(sides[0].shape), "without_canary": list(sides[1].shape)},
-            "notes": [REVERSED] if self.is_reversed else list(self._scale_notes),
+            "notes": [REVERSED] if self.is_reversed else list(notes),
             "methods": [row.to_dict() for row in self.rows],
         }
 
@@ -233,10 +219,8 @@ def examine(
             threshold=chosen,
         )
     betting = _betting(claim, tradeoff, result)
-    candidates = [
-        _with_bets(method, betting) for method in methods(observations, fixed, tradeoff or Gaussian())
-    ]
-    selected = [method for method in candidates if method.is_one_of(names)]
+    candidates = methods(observations, fixed, tradeoff or Gaussian(), betting)
+    selected = [method for method in candidates if names is None or method.name.split()[0] in names]
     bounds = [method.bound(observations, delta, confidence) for method in selected]
     steps = claim if observations.scores_of == STEP else None
     rows = tuple(NamedBound(m.name, b, _composed(m, b, steps)) for m, b in zip(selected, bounds, strict=True))
@@ -262,10 +246,6 @@ def _betting(claim: Claim | None, tradeoff: TradeOff | None, result: Result | No
     if result is not None and isinstance(result.bound.inference, Betting):
         return result.bound.inference
     return Betting() if claim is None else Betting(expected=claim.hypothesis(tradeoff).parameter)
-
-
-def _with_bets(method: Method, betting: Betting) -> Method:
-    return replace(method, inference=betting) if isinstance(method.inference, Betting) else method
 
 
 def _composed(method: Method, bound: Bound, claim: Claim | None) -> float | None:
