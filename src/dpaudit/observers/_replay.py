@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from dpaudit.diagnostics import Finding
+from dpaudit.diagnostics import Finding, finding_kinds
 from dpaudit.errors import InputError
 from dpaudit.observers._neighbors import Neighbor, exchanged, neighbors_of, other_batches
 from dpaudit.observers._replay_result import (
-    FINDING_ORDER,
     RELATIVE_ROUNDING,
     ULPS,
     NeighborCheck,
@@ -412,9 +411,7 @@ class _Comparison:
         )
         return ReplayResult(
             checks=tuple(self._checks),
-            findings=tuple(
-                sorted(self._findings.values(), key=lambda finding: FINDING_ORDER.index(finding.name))
-            ),
+            findings=tuple(self._findings[name] for name in finding_kinds() if name in self._findings),
             non_finite=() if self._non_finite is None else (self._non_finite,),
             notes=(note,) if self._attributes else (),
             not_covered=(

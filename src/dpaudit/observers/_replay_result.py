@@ -23,24 +23,6 @@ from dpaudit.observers._arrays import as_numpy, is_torch, precision
 
 ULPS = 8.0  # units in the last place by which a norm may be rounded
 RELATIVE_ROUNDING = 1e-3  # besides these units: for sums of many single-precision numbers
-# causes before their consequences
-FINDING_ORDER = (
-    "failing-step",
-    "release-count",
-    "missing-clipping",
-    "rows-per-example",
-    "coupled-examples",
-    "batch-dependent-noise",
-    "divisor",
-    "sensitivity",
-    "gradient-after-noise",
-    "hyperparameters",
-    "optimizer-state",
-    "buffers",
-    "weights",
-    "other-state",
-    "next-release",
-)
 NumberArray = npt.NDArray[np.floating[Any]]
 
 

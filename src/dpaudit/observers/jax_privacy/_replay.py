@@ -31,6 +31,7 @@ from dpaudit.observers._replay_result import (
     unmatched_rows,
 )
 from dpaudit.observers.jax_privacy._clipping import JaxClip, bounded_callable, require_unmarked, with_function
+from dpaudit.observers.jax_privacy._step_callbacks import precision_of, unflat
 
 
 def replay(
@@ -167,7 +168,7 @@ class _JaxRun:
     def _update(self, updates: Any, state: Any, params: Any = None, **options: Any) -> tuple[Any, Any]:
         """Replace the privatizer: note the release, and return that of the first run."""
         noisy, state = self._privatizer.update(updates, state, params, **options)
-        total, eps = _flat(updates), max(_eps(leaf) for leaf in jax.tree.leaves(noisy))
+        total, eps = _flat(updates), precision_of(noisy)
         factor, rows = self._take_pending(total, eps)
         unit = self._bound or self._gradients.bound * (abs(factor) if factor else 1.0)
         index = len(self.trace.releases)
@@ -183,7 +184,7 @@ class _JaxRun:
             )
         )
         if self._first is not None and index < len(self._first.releases):
-            noisy = _like(noisy, self._first.releases[index].noisy)
+            noisy = unflat(jnp.asarray(self._first.releases[index].noisy), noisy)
         return noisy, state
 
     def _take_pending(self, total: NumberArray, eps: float) -> tuple[float | None, FloatArray | None]:
@@ -226,21 +227,6 @@ def _flat(tree: Any) -> NumberArray:
     vectors = [np.asarray(leaf).reshape(-1) for leaf in leaves]
     return np.concatenate(
         [vector if vector.dtype == np.float64 else vector.astype(np.float32) for vector in vectors]
-    )
-
-
-def _eps(leaf: Any) -> float:
-    finfo: Any = jnp.finfo
-    return float(finfo(leaf.dtype).eps)
-
-
-def _like(tree: Any, numbers: NumberArray) -> Any:
-    """Return the numbers in the structure, shapes and data types of ``tree``."""
-    leaves, structure = jax.tree.flatten(tree)
-    vectors = np.split(numbers, np.cumsum([leaf.size for leaf in leaves])[:-1])
-    pairs = zip(vectors, leaves, strict=True)
-    return jax.tree.unflatten(
-        structure, [jnp.asarray(vector.reshape(leaf.shape), dtype=leaf.dtype) for vector, leaf in pairs]
     )
 
 
