@@ -176,14 +176,6 @@ def test_more_canaries_in_few_steps_are_planned_with_the_power_of_few_steps() ->
         assert (leak.parameter <= 1.03 * plan.leak.parameter) == is_enough
 
 
-def test_a_plan_is_a_sentence() -> None:
-    plan = dpaudit.plan_observations(CLAIM, Leak(noise_factor=0.5))
-    assert str(plan) == (
-        "JointExact detects noise at 0.5 of the claimed level (a true epsilon of 9.997) with 80 % "
-        f"probability in {plan.num_steps} steps (canaries per step and side: 1)."
-    )
-
-
 MISTAKES = {
     "no claim": (["--noise-factor", "0.8"], "Expected a claim: --epsilon and --delta"),
     "nothing": (GAUSSIAN, "or --steps and --canaries), got neither"),

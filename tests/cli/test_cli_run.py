@@ -248,30 +248,6 @@ def test_another_config_in_the_directory_is_refused(config: Path, run: Any) -> N
     assert "training.num_steps is 41 instead of the stored 40" in result.stderr
 
 
-@pytest.mark.long
-def test_the_digits_example_runs(run: Any, tmp_path: Path) -> None:
-    text = run("run", "--example", "digits").stdout
-    path = tmp_path / "digits.toml"
-    path.write_text(text)
-    changes = ["--set", "training.num_steps=50", "--set", f"output={tmp_path / 'digits'}"]
-    result = run("run", path, *changes, "--json")
-    assert result.exit_code == 0, result.stderr
-    values = json.loads(result.stdout)
-    assert values["num_done"] == 50
-    assert values["claim"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
-    names = [row["name"] for row in values["methods"] if row["threshold_rule"]["type"] == "Fixed"]
-    assert names == [
-        "f-DP(CP)",
-        "f-DP(ZB)",
-        "(eps,delta)(CP)",
-        "(eps,delta)(ZB)",
-        "eps-DP(Katz) delta=0",
-        "f-DP(joint)",
-        "(eps,delta)(joint)",
-        "f-DP(betting)",
-    ]
-
-
 def test_an_unknown_example_lists_the_known_ones(refused: Any) -> None:
     sentence = refused("run", "--example", "x")
     assert sentence.startswith("Expected one of the examples digits, paper-cifar10, end-to-end, purchase, ")
@@ -280,11 +256,6 @@ def test_an_unknown_example_lists_the_known_ones(refused: Any) -> None:
 
 def test_without_a_config_it_says_how_to_get_one(refused: Any) -> None:
     assert refused("run").endswith("dpaudit run --example digits")
-
-
-def test_a_config_that_is_not_there_is_named(refused: Any, tmp_path: Path) -> None:
-    path = tmp_path / "none.toml"
-    assert refused("run", path) == f"Expected a config file, but {path} does not exist."
 
 
 def test_mistakes_of_a_config_end_in_status_2_without_a_traceback(config: Path, run: Any) -> None:

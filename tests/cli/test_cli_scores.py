@@ -182,11 +182,6 @@ def test_members_of_one_model_are_guessed(whole_runs: Any, files: Any, run: Any)
     assert [row["name"] for row in alone["methods"]] == ["(eps,delta)(one-run)"]
 
 
-def test_one_score_a_side_is_underpowered_but_no_mistake(files: Any, run: Any) -> None:
-    sides = ["--with", files.npy("w.npy", [1.0]), "--without", files.npy("o.npy", [0.0])]
-    assert run("scores", *sides, *BROKEN).exit_code == 3
-
-
 @pytest.mark.parametrize(
     ("claim", "threshold"),
     [

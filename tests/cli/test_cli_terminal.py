@@ -156,6 +156,7 @@ def test_a_verdict_has_colours_only_where_they_are_wanted(name: str, files: Any)
         (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'."),
         (["--nothing"], "No such option: --nothing."),
         (["report", "."], "but there is no result.json."),
+        (["run", "none.toml"], "Expected a config file, but none.toml does not exist."),
         (["report", "~nobody-of-this-name/x"], "there is no such home directory."),
         (["plan", "--epsilon", "1", "--delta", "1e-5", "--observations", "1" + "0" * 30], "to be at most"),
         (["scores", "."], "got the directory"),

@@ -64,17 +64,6 @@ def test_the_claim_of_the_real_training_is_passed_whole_or_as_numbers():
         fixture()(recorded(), claim=claim, delta=1e-5)
 
 
-def test_noise_that_repeats_or_is_the_same_for_all_parameters_fails_where_scores_show_nothing():
-    kept = np.random.default_rng(1).standard_normal((100, COUNT))
-    periodic = failure(recorded(lambda _, index: kept[index % 100]))
-    assert periodic.startswith(
-        "dpaudit: repeated-noise: The tests refute that this is the claimed mechanism."
-    )
-    assert "The noise repeats every 100 steps." in periodic
-    same = failure(recorded(lambda rng, _: np.tile(rng.standard_normal(COUNT // 2), 2)))
-    assert "possible cause: does every parameter get the same PRNG key or seed?" in same
-
-
 def test_causes_know_the_numbers_of_the_training():
     assert "about 1/max_grad_norm: is it not scaled" in failure(
         recorded(lambda rng, _: rng.standard_normal(COUNT) / 4)
@@ -184,10 +173,3 @@ def test_recorders_of_sampled_canaries_are_taken():
 def test_what_an_observer_returns_beside_its_recorder_is_told_apart():
     with pytest.raises(dpaudit.InputError, match=r"of type SimpleNamespace: pass its \.recorder"):
         fixture()(SimpleNamespace(recorder=recorded(num_steps=1)))
-
-
-def test_an_epsilon_alone_is_refused_with_a_sentence():
-    with pytest.raises(
-        dpaudit.InputError, match=r"and num_steps=.* of the claim .*, got epsilon=2\.0: an epsilon"
-    ):
-        fixture()(recorded(num_steps=20), epsilon=2.0)
