@@ -19,10 +19,11 @@ import numpy as np
 
 from dpaudit._interrupts import deferred, raise_if_requested
 from dpaudit.errors import IncompleteError, InputError
+from dpaudit.experiments.trials._ray import Ray
 from dpaudit.experiments.trials._store import Store
 from dpaudit.experiments.trials._task import Task
 from dpaudit.experiments.trials._trial_plan import TrialPlan
-from dpaudit.experiments.trials.pools import Pool, Processes, Ray
+from dpaudit.experiments.trials.pools import Pool, Processes
 
 if TYPE_CHECKING:  # needs scipy, which would slow down the start of workers
     from dpaudit.stats import Observations

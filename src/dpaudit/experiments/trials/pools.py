@@ -16,12 +16,11 @@ from typing import Protocol
 from dpaudit import _validate
 from dpaudit._interrupts import requested
 from dpaudit.errors import IncompleteError
-from dpaudit.experiments.trials._ray import Ray
 from dpaudit.experiments.trials._task import Finished, Task, named, perform
 from dpaudit.experiments.trials._trial_plan import Group, Recipe, Trial
 from dpaudit.experiments.trials._worker import WorkerChannel, WorkerProcess, poll, raise_reported
 
-__all__ = ["Pool", "Processes", "Ray", "Serial"]
+__all__ = ["Pool", "Processes", "Serial"]
 
 
 class Pool(Protocol):
