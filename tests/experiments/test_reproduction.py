@@ -34,8 +34,6 @@ from dpaudit.experiments.reproduction.figures._canary_studies import _bound
 from dpaudit.experiments.trials import Finished, Processes
 from dpaudit.stats import Fixed, Gaussian, JointExact, Observations, audit
 
-SIMULATED = [figure.name for figure in FIGURES if not figure.needs]
-
 
 def tiny(name: str, folder: Path, **more: Any) -> Reproduced:
     return reproduce(figure_named(name), output=folder, scale=Scale.TINY, data=Data(embedded=True), **more)
@@ -143,21 +141,6 @@ def test_a_bound_by_each_method_of_table_1_stands_beside_the_papers(folder: Path
     }
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("name", SIMULATED)
-def test_a_simulated_figure_runs_and_its_picture_holds_finite_numbers(name: str, folder: Path) -> None:
-    found = tiny(name, folder)
-    assert found.rows
-    assert found.tables
-    assert found.picture.panels
-    for panel in found.picture.panels:
-        assert panel.series
-        for one in panel.series:
-            assert np.isfinite(one.x).all()
-            assert np.isfinite(one.y).all()
-    json.dumps(found.to_dict(), allow_nan=False)
-
-
 @pytest.mark.long
 def test_lines_lie_below_the_exact_curve_beside_them(tmp_path: Path) -> None:
     for panel in tiny("pld", tmp_path).picture.panels:
@@ -257,16 +240,6 @@ def _slow_apart(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.long) if name == "black-box" else name
 
 
-# in which columns of which table a figure says what the paper says
-SAID = {
-    "table1": ("/ 6.", 0),
-    "flagship": ("/ 5.80", 0),
-    "bugs": ("/ yes", 2),
-    "clipping-only": ("41.0", 0),
-    "black-box": ("about 1.6", 1),
-}
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where trainings are kept, so that several tests look at the same."""
@@ -285,9 +258,6 @@ def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path
     shown = [one for panel in found.picture.panels for one in panel.series]
     assert shown
     assert all(np.isfinite(one.y).all() for one in shown)
-    if name in SAID:
-        text, place = SAID[name]
-        assert any(text in cell for row in found.tables[place].rows for cell in row)
     again = tiny(name, folder)
     assert again.to_dict() == found.to_dict()
 
@@ -298,6 +268,7 @@ def test_a_figure_shows_the_recorded_series_axes_and_tables(name: str, folder: P
     found, expected = tiny(name, folder), reproduction_record.recorded(name)
     assert reproduction_record.outline(found) == expected["outline"]
     assert reproduction_record.numbers(found) == pytest.approx(expected["numbers"], rel=1e-4, abs=1e-9)
+    json.dumps(found.to_dict(), allow_nan=False)
 
 
 def test_the_bound_from_the_first_steps_is_composed_over_all_steps() -> None:
