@@ -281,11 +281,6 @@ def _limit_guess(epsilon: float, sample_rate: float, num_steps: int) -> float:
     return math.sqrt(math.log1p((total / sample_rate) ** 2 / num_steps))
 
 
-@lru_cache(maxsize=64)
-def _table(sample_rate: float, num_steps: int, delta: float) -> _EpsilonTable:
-    return _EpsilonTable(sample_rate, num_steps, delta)
-
-
 class _EpsilonTable:
     """ln(epsilon) on a lattice of ln(mu), computed where queried and finer where it bends."""
 
@@ -296,7 +291,8 @@ class _EpsilonTable:
     def epsilon(self, mu: float) -> float:
         position = math.log(mu) * _NODES_PER_UNIT
         for stride in (4, 2, 1):
-            first = _first_node(position, stride)
+            # the first of the six neighbors whose middle two enclose the position
+            first = (math.floor(position / stride) - 2) * stride
             values = self._smooth_values(first, stride)
             if values is not None:
                 best, off = cubic(np.log(values[1:5]), np.asarray((position - first) / stride - 1))
@@ -321,9 +317,7 @@ class _EpsilonTable:
         return epsilon_below(1 / mu, *self._setting)
 
 
-def _first_node(position: float, stride: int) -> int:
-    """Return the first of the six neighbors whose middle two enclose the position."""
-    return (math.floor(position / stride) - 2) * stride
+_table = lru_cache(maxsize=64)(_EpsilonTable)
 
 
 def cubic(values: FloatArray, at: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -332,12 +326,7 @@ def cubic(values: FloatArray, at: FloatArray) -> tuple[FloatArray, FloatArray]:
     The error is less than the difference to the parabolas through three of the four points, if the function
     is smooth on the scale of the lattice.
     """
-    first, second, third = values[1] - values[0], *(_difference(values, order) for order in (2, 3))
+    first, second, third = (np.asarray(np.diff(values, order, axis=0)[0]) for order in (1, 2, 3))
     best = values[0] + at * (first + (at - 1) / 2 * (second + (at - 2) / 3 * third))
     # a parabola and the cubic differ by the cubic term, which vanishes at the three points of the parabola
     return best, np.abs(third * (at - 1) * (at - 2)) / 6 * np.maximum(np.abs(at), np.abs(at - 3))
-
-
-def _difference(values: FloatArray, order: int) -> FloatArray:
-    """Return the first forward difference of an order of at least 2."""
-    return np.asarray(np.diff(values[: order + 1], order, axis=0)[0])

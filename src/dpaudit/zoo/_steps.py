@@ -46,11 +46,12 @@ _RATE, _NUM_STEPS = 0.01, 1000  # the run for which noise is calibrated
 
 
 def _step(
-    name: str, size: Any, leaves: Iterable[int], num_steps: int, rng: np.random.Generator
+    name: str | None, size: Any, leaves: Iterable[int], num_steps: int, rng: np.random.Generator
 ) -> Callable[[FloatArray], FloatArray]:
-    """Return a step with this fault under the paper's claim; its clipping norm is 1."""
+    """Return a step with this fault, or none, under the paper's claim; its clipping norm is 1."""
     shapes = [(length,) for length in leaves]
-    injection = Injection(fault_named(name), size, std=NOISE, num_steps=num_steps, rng=rng, leaves=shapes)
+    fault = fault_named(name or "correct")
+    injection = Injection(fault, size, std=NOISE, num_steps=num_steps, rng=rng, leaves=shapes)
     # half of the 64 canaries are expected in a batch
     return lambda rows: injection.step(split_leaves(rows, shapes), max_grad_norm=1.0, expected_batch=32)
 
@@ -67,7 +68,7 @@ class ObservedFault:
     num_steps: int = 300
 
     def __call__(self, is_broken: bool, seed: int) -> Evidence:
-        name = self.fault if is_broken and self.fault is not None else "correct"
+        name = self.fault if is_broken else None
         step = _step(name, self.size, LEAVES.values(), self.num_steps, np.random.default_rng([seed, 1]))
         recorder = observe_step(
             lambda rows: step(rows.astype(np.float64)).astype(np.float32),
@@ -90,7 +91,7 @@ class ConstantCanaries:
     num_steps: int = 300
 
     def __call__(self, is_broken: bool, seed: int) -> Evidence:
-        name = self.fault if is_broken and self.fault is not None else "correct"
+        name = self.fault if is_broken else None
         step = _step(name, None, self.leaves, self.num_steps, np.random.default_rng(seed))
         record, copies, numbers = Diagnostics(), dict[int, SupportsDiagnose](), count(1)
 
@@ -115,24 +116,10 @@ class ConstantCanaries:
         )
 
 
-def replayed(
-    release: Callable[[Any], Any],
-    batch: Any,
-    neighbours: Iterable[Any],
-    *,
-    reseed: Callable[[], object] = lambda: None,
-    max_grad_norm: float = 1.0,
-    batch_size: float | None = None,
-) -> Evidence:
+def replayed(release: Callable[[Any], Any], batch: Any, neighbors: Iterable[Any], **options: Any) -> Evidence:
     """Replay a release on neighboring batches, and return whether the difference exceeds the claim."""
-    result = replay(
-        release,
-        batch,
-        neighbours,
-        reseed=reseed,
-        max_grad_norm=max_grad_norm,
-        batch_size=batch_size,
-    )
+    usual: dict[str, Any] = {"reseed": lambda: None, "max_grad_norm": 1.0}
+    result = replay(release, batch, neighbors, **usual | options)
     relation = "more than" if result.is_violation else "within"
     sentence = (
         f"One example moves the release by {result.largest:.4g} clipping norms, {relation} the 1 allowed."
@@ -175,8 +162,8 @@ def floor_batch(is_broken: bool, seed: int) -> Evidence:
         return (clipped_sum(rows, 1.0) + _noise(seed, rows.shape[1])) / divisor
 
     more = np.concatenate([batch, -batch[:1]])
-    neighbours = [(batch, size + 1), (more, size + 1)]  # the additional example is drawn, or it is not
-    return replayed(release, (batch, size), neighbours, batch_size=expected)
+    neighbors = [(batch, size + 1), (more, size + 1)]  # the additional example is drawn, or it is not
+    return replayed(release, (batch, size), neighbors, batch_size=expected)
 
 
 def batch_norm(is_broken: bool, seed: int) -> Evidence:
