@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 
 from scipy import special, stats
-
-from dpaudit.stats import Coverage
+from simulated_coverage import Coverage
 
 LEVEL = 0.001  # probability with which a correct implementation may fail a test
 POWER = 0.95  # probability with which a broken implementation has to fail it

@@ -42,7 +42,6 @@ SHARED_NAMES = {
 }
 SHORT_MODULES = {
     "dpaudit.cli._app": "gathers the commands, and nothing else",
-    "dpaudit.stats._coverage": "what make soundness simulates, apart from what it tests",
 }
 # concrete classes that others extend
 EXTENDED_CLASSES = {

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_coverage import Coverage
 from statistical_limits import (
     LEVEL,
     count_range,
@@ -18,8 +19,6 @@ from statistical_limits import (
     size_variance_room,
     spread_range,
 )
-
-from dpaudit.stats import Coverage
 
 RATES = st.sampled_from([Fraction(1, 20), Fraction(1, 4), Fraction(1, 2), Fraction(4, 5), Fraction(1, 500)])
 RUNS = st.integers(1, 100)

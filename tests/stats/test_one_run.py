@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from simulated_coverage import tally
 from statistical_limits import count_range, covers
 
 import dpaudit
-from dpaudit.stats import tally
 from dpaudit.stats._one_run import _p_value, too_many_correct
 
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 from score_samples import counts
+from simulated_coverage import coverage, ideal_observations, tally
 from statistical_limits import covers
 
 import dpaudit
-from dpaudit.stats import coverage, ideal_observations, tally
 from dpaudit.stats.inference import BoundQuery
 
 DEFAULT = dpaudit.BestOf((dpaudit.Fixed(0.5), dpaudit.Tails()), (0.9, 0.1))

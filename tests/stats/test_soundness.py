@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from scipy import special
 from score_samples import bound, gaussian_claim
+from simulated_coverage import Coverage, coverage, ideal_observations, tally
 from statistical_limits import covers, room, share_room
 
 import dpaudit
 from dpaudit.recording import PerStep, Recorder
-from dpaudit.stats import Coverage, coverage, ideal_observations, tally
 
 QUICK = [
     (dpaudit.ClopperPearson(), dpaudit.Fixed(0.5), 300),

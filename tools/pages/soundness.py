@@ -25,12 +25,12 @@ import numpy as np
 from _shared import ROOT
 from rich.progress import Progress
 from scipy import special
+from simulated_coverage import Coverage, coverage, ideal_observations, tally
 from soundness_runs import power_trials
 from soundness_sections import sections
 from soundness_steps import Trial
 
 import dpaudit
-from dpaudit.stats import Coverage, coverage, ideal_observations, tally
 
 CACHE = ROOT / ".soundness-cache.json"
 # what numbers depend on

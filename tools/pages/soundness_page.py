@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import power
 import soundness as s
+from simulated_coverage import Coverage
 from soundness_runs import power_trials
 from soundness_sections import sections
 from soundness_steps import Section
 
 import dpaudit
-from dpaudit.stats import Coverage
 
 __all__ = ["page"]
 

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import power
 from scipy import special
+from simulated_coverage import Coverage
 from soundness_steps import (
     DELTA,
     MIDDLE,
@@ -27,7 +28,7 @@ import dpaudit
 from dpaudit.accounting import noise_for_epsilon
 from dpaudit.diagnostics import NoiseCheck, ObservedStep
 from dpaudit.recording import PerStep, Recorder, WholeRun
-from dpaudit.stats import Coverage, Estimate
+from dpaudit.stats import Estimate
 
 RATE, STEPS = 4096 / 50000, 2500  # the paper's main setting
 ROC_RATE = 0.1  # the false positive rate of the ROC's cells

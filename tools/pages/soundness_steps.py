@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 from scipy import special, stats
+from simulated_coverage import Coverage, tally
 
 import dpaudit
 from dpaudit.recording import PerStep, Recorder
-from dpaudit.stats import Coverage, tally
 from dpaudit.stats.inference import BoundQuery
 
 DELTA = 1e-5

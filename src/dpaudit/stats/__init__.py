@@ -9,7 +9,6 @@ from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._audit import audit, audit_recorded, audit_untuned, default_method, guesses_of, lower_bound
 from dpaudit.stats._bound import LARGEST, Bound, Power, number, plain
 from dpaudit.stats._counts import ErrorCounts, Guesses, StepErrors, StepScores
-from dpaudit.stats._coverage import Coverage, coverage, ideal_observations, tally
 from dpaudit.stats._estimate import Estimate, scale_notes
 from dpaudit.stats._observations import (
     ONE_RUN,
@@ -107,7 +106,6 @@ __all__ = [
     "ClopperPearson",
     "CoinCheck",
     "CountInference",
-    "Coverage",
     "ErrorCounts",
     "ErrorRatePlane",
     "Estimate",
@@ -153,12 +151,10 @@ __all__ = [
     "audit_recorded",
     "audit_untuned",
     "chunks",
-    "coverage",
     "default_method",
     "errors_line",
     "guessed_p_value",
     "guesses_of",
-    "ideal_observations",
     "is_on_disk",
     "lower_bound",
     "number",
@@ -175,7 +171,6 @@ __all__ = [
     "smallest_leak",
     "split_by_coins",
     "summary",
-    "tally",
     "too_many_correct",
     "unrefuted",
 ]

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpaudit import _validate
-from dpaudit.stats._audit import lower_bound
-from dpaudit.stats._observations import Observations
-from dpaudit.stats.inference import Inference
-from dpaudit.stats.thresholds import ThresholdRule
-from dpaudit.stats.tradeoffs import TradeOff
+from dpaudit import Inference, Observations, ThresholdRule, TradeOff, lower_bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +62,8 @@ def coverage(
     repetitions: int = 1000,
     seed: int = 0,
 ) -> Coverage:
-    """Audit an ideal mechanism of the family repeatedly; ``size`` is per side, or (steps, canaries).
-
-    >>> from dpaudit import ClopperPearson, Fixed, Gaussian
-    >>> result = coverage(tradeoff=Gaussian(), parameter=1.0, size=200, inference=ClopperPearson(),
-    ...                   threshold=Fixed(0.5), repetitions=100)
-    >>> result.is_sound(0.95)
-    True
-    """
-    family = tradeoff.at(_validate.delta(delta))
+    """Audit an ideal mechanism of the family repeatedly; ``size`` is per side, or (steps, canaries)."""
+    family = tradeoff.at(delta)
 
     def one(rng: np.random.Generator) -> float:
         observations = ideal_observations(family, parameter, size, size, rng)
@@ -93,7 +81,7 @@ def coverage(
 
 def tally(one: Callable[[np.random.Generator], float], truth: float, repetitions: int, seed: int) -> Coverage:
     """Repeat ``one``, each time with a separate RNG, and compare the bounds with the truth."""
-    seeds = np.random.SeedSequence(seed).spawn(_validate.integer("repetitions", repetitions))
+    seeds = np.random.SeedSequence(seed).spawn(repetitions)
     bounds = np.asarray([one(np.random.default_rng(child)) for child in seeds])
     # a bound equal to the truth is correct, but rounding may lift it slightly above
     exceeded = float((bounds > truth * (1 + 1e-9)).mean())
