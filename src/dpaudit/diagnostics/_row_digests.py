@@ -50,7 +50,8 @@ class RowRecord:
         self.num_examples = None if num_examples is None else _validate.integer("num_examples", num_examples)
         self.num_steps = 0
         self._places: dict[int, int] = {}  # of digests in the counts
-        self._counts = np.zeros(_NUM_BUCKETS, dtype=_COUNTS)
+        self._counts = np.zeros(min(self.num_examples or 0, _MAX_DIGESTS), dtype=_COUNTS)
+        self._counts["last"] = -2  # before any step
         self._num_classes = 0  # buckets, of which the first are kept
         self._presences = EndRows(dtype=np.bool_)
 
@@ -65,31 +66,27 @@ class RowRecord:
         If there are more different ones than examples, or than can be followed, there are no tests, and later
         steps are only counted.
         """
-        if len(self._places) <= min(self.num_examples or 0, _MAX_DIGESTS):
+        if len(self._places) <= len(self._counts):
             values, copies = np.unique(digests, return_counts=True)
             self._keep_presence(values)
             self._count(values, copies > 1)
         self.num_steps += 1
 
     def _count(self, values: npt.NDArray[np.uint64], has_copies: BoolArray) -> None:
-        of, start = self._places, len(self._places)
+        of, counts = self._places, self._counts
         places = np.array([of.setdefault(value, len(of)) for value in values.tolist()], dtype=np.int64)
-        if len(of) > len(self._counts):
-            more = max(len(of), 2 * len(self._counts)) - len(self._counts)
-            self._counts = np.concatenate([self._counts, np.zeros(more, dtype=_COUNTS)])
-        counts = self._counts
-        counts["last"][start : len(of)] = -2
-        counts["next_to"][places] += counts["last"][places] == self.num_steps - 1
-        counts["steps"][places] += 1
-        counts["last"][places] = self.num_steps
-        counts["has_copies"][places] |= has_copies
+        if len(of) <= len(counts):
+            counts["next_to"][places] += counts["last"][places] == self.num_steps - 1
+            counts["steps"][places] += 1
+            counts["last"][places] = self.num_steps
+            counts["has_copies"][places] |= has_copies
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for ``load_state_dict``."""
         return {
             "num_steps": self.num_steps,
             "digests": np.array(list(self._places), dtype=np.uint64),
-            "counts": {name: self.counts[name].copy() for name in _COUNTS.names or ()},
+            "counts": {name: self._counts[name].copy() for name in _COUNTS.names or ()},
             "num_classes": self._num_classes,
             "presences": self._presences.state_dict(),
         }
@@ -98,9 +95,8 @@ class RowRecord:
         """Resume from a ``state_dict``."""
         self.num_steps, self._num_classes = state["num_steps"], state["num_classes"]
         self._places = {value: place for place, value in enumerate(state["digests"].tolist())}
-        self._counts = np.zeros(max(_NUM_BUCKETS, len(self._places)), dtype=_COUNTS)
         for name, numbers in state["counts"].items():
-            self.counts[name][:] = numbers
+            self._counts[name] = numbers
         self._presences.load_state_dict(state["presences"])
 
     def _keep_presence(self, values: npt.NDArray[np.uint64]) -> None:
@@ -286,11 +282,21 @@ def copied_rows(record: RowRecord, num_examples: int) -> Check:
     )
 
 
-def size_checks(sizes: Sequence[int], claimed: float, rows: RowRecord | None) -> tuple[list[Check], str]:
+def size_checks(
+    step_rows: Sequence[int | None], claimed: float, rows: RowRecord | None
+) -> tuple[list[Check], str]:
     """Test how much the numbers of rows vary, as sizes of batches; return why not if they are not tested.
 
     The number of examples, if the record of rows has none, is derived from the mean size and the sample rate.
+    A number of rows that may include padding is None.
     """
+    sizes = [number for number in step_rows if number is not None]
+    if len(sizes) < len(step_rows):
+        why_not = (
+            "batch sizes are not tested, because the gradient function is called without "
+            "is_padding_example=, so that its rows may include padding"
+        )
+        return [], why_not if claimed < 1 else ""
     if sum(sizes) == 0:
         return [], ""
     num_examples = 0 if rows is None else rows.num_examples or 0

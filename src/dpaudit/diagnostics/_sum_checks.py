@@ -282,7 +282,9 @@ class BatchRecord:
     def _row_results(self, unobserved: str, sample_rate: float | None) -> CheckResults:
         """Test batches of which only the rows are known."""
         of_rows, missing = ([], []) if self.rows is None else self.rows.checks(sample_rate)
-        of_sizes, why_not = self._size_checks(sample_rate)
+        of_sizes, why_not = list[Check](), ""
+        if self.tests_sizes and sample_rate:
+            of_sizes, why_not = size_checks(self.step_rows, sample_rate, self.rows)
         gaps = missing or ([] if of_rows else [unobserved])
         assumed = []
         if self.rows is not None and of_rows:
@@ -294,23 +296,6 @@ class BatchRecord:
             not_covered=(*gaps, *([why_not] if why_not else [])),
             assumptions=tuple(assumed),
         )
-
-    def _size_checks(self, claimed: float | None) -> tuple[list[Check], str]:
-        """Test how much the sizes of batches vary, if only the number of rows of each step is known.
-
-        The number of examples, if not given, is derived from the mean size and the sample rate. Return why
-        there are no tests, too, unless it is obvious.
-        """
-        if not self.tests_sizes or not claimed:
-            return [], ""
-        sizes = [rows for rows in self.step_rows if rows is not None]
-        if len(sizes) == len(self.step_rows):
-            return size_checks(sizes, claimed, self.rows)
-        why_not = (
-            "batch sizes are not tested, because the gradient function is called without "
-            "is_padding_example=, so that its rows may include padding"
-        )
-        return [], why_not if claimed < 1 else ""
 
     def _compare_rows(self) -> tuple[list[Finding], list[str]]:
         """Compare the numbers of rows with those of drawn examples; return findings and notes."""
