@@ -205,6 +205,13 @@ def test_a_value_that_cannot_be_is_refused(copied: Copy, place: str, value: Any)
     assert refused(copied(change)).startswith("Expected ")
 
 
+def test_an_infinite_number_is_refused(copied: Copy) -> None:
+    folder = copied()
+    text = (folder / "result.json").read_text().replace('"power": {', '"power": {"more": 1e999, ')
+    (folder / "result.json").write_text(text)
+    assert refused(forged(folder)).endswith("to be as a run writes it, but it is damaged.")
+
+
 @pytest.mark.parametrize("verdict", ["NO_VIOLATION", "UNDERPOWERED"])
 def test_a_verdict_that_does_not_follow_from_its_numbers_is_refused(copied: Copy, verdict: str) -> None:
     folder = copied(lambda values: values.update(verdict=verdict), name="broken")

@@ -11,8 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from types import TracebackType
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
@@ -123,9 +122,7 @@ class ProgressDisplay:
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False, markup=False)
-        self._stack = ExitStack()
         self._bar = _bar(console) if console.is_terminal else None
-        self._task = None if self._bar is None else self._bar.add_task("", total=None, visible=False)
         self._line = -1
         self._speed = _Speed()
         self._last_line, self._shown = time.monotonic(), ""
@@ -136,13 +133,12 @@ class ProgressDisplay:
 
     def __enter__(self) -> Self:
         if self._bar is not None:
-            self._stack.enter_context(self._bar)
+            self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
 
     @contextmanager
     def resumable(self, describe: Callable[[], str | None]) -> Iterator[None]:
@@ -187,10 +183,7 @@ class ProgressDisplay:
     def crafting(self, num_done: int, num_all: int) -> None:
         """Show the progress of crafting canaries, which may take long before the first training step."""
         text = f"crafting canaries, step {num_done:,} of {num_all:,}"
-        if self._bar is not None:
-            self.show(num_done, num_all, text)
-        else:
-            self._echo_rarely(text)
+        self._put(text, is_rare=True, total=num_all, completed=num_done, visible=True)
 
     def part(self, num_done: int, num_all: int, text: str) -> None:
         """Show the start of a part of the work, such as a cell of a figure, that is stored once finished."""
@@ -199,23 +192,23 @@ class ProgressDisplay:
 
     def within(self, text: str) -> None:
         """Show progress within the part that was shown last."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=f"{self._shown}: {text}")
-        else:
-            self._echo_rarely(f"{self._shown}: {text}")
+        self._put(f"{self._shown}: {text}", is_rare=True)
 
     def show(self, num_done: int, num_all: int, text: str) -> None:
         """Show the completed fraction and a message."""
         self._shown = text
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, total=num_all, completed=num_done, description=text, visible=True)
-        else:
-            typer.echo(text, err=True)
+        self._put(text, is_rare=False, total=num_all, completed=num_done, visible=True)
 
-    def _echo_rarely(self, text: str) -> None:
-        if (now := time.monotonic()) - self._last_line >= _PAUSE:
-            self._last_line = now
-            typer.echo(text, err=True)
+    def _put(self, text: str, *, is_rare: bool, **numbers: Any) -> None:
+        """Update the bar; without one, print a line, but rarely where there are many of them."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], description=text, **numbers)
+            return
+        now = time.monotonic()
+        if is_rare and now - self._last_line < _PAUSE:
+            return
+        self._last_line = now if is_rare else self._last_line
+        typer.echo(text, err=True)
 
 
 class _Speed:
@@ -243,7 +236,9 @@ def _tenth(num_done: int, num_all: int) -> int:
 
 def _bar(console: Console) -> Progress:
     columns = BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.description}")
-    return Progress(*columns, console=console, transient=True)
+    progress = Progress(*columns, console=console, transient=True)
+    progress.add_task("", total=None, visible=False)
+    return progress
 
 
 def _text(steps: TrainingProgress, speed: float | None) -> str:

@@ -8,6 +8,7 @@ that follow from the scores; a value that no run writes is damage.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -188,11 +189,11 @@ def _as_damage(file: Path) -> Iterator[None]:
             raise
         raise InputError(f"{str(error).removesuffix('.')}, in {file}.") from error
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise InputError(f"Expected the result of a run in {file}, but it is damaged.") from error
+        raise InputError(f"Expected {file} to be as a run writes it, but it is damaged.") from error
 
 
 def _printable(value: Any) -> Any:
-    """Return plain values with all strings printable.
+    """Return plain values with all strings printable; JSON has no infinite numbers, but reads 1e999 as one.
 
     >>> _printable({"name": "a" + chr(27), "sizes": [1, 2.5]})["name"] == "a" + chr(0xFFFD)
     True
@@ -201,6 +202,8 @@ def _printable(value: Any) -> Any:
         return {printable(key): _printable(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_printable(item) for item in value]
+    if isinstance(value, float) and math.isinf(value):
+        raise ValueError
     return printable(value) if isinstance(value, str) else value
 
 
@@ -224,8 +227,9 @@ def _settings(folder: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     stored = require_checksum(path, read_json(path))
-    resolved = {f"resolved.{label}": value for label, value in flattened(stored["resolved"]).items()}
-    return flattened(stored["config"]) | resolved
+    with _as_damage(path):
+        resolved = {f"resolved.{label}": value for label, value in flattened(stored["resolved"]).items()}
+        return flattened(stored["config"]) | resolved
 
 
 def schema() -> dict[str, Any]:
