@@ -272,11 +272,6 @@ def test_what_is_missing_of_the_claim_is_named():
         recorder.audit()
 
 
-def test_more_canaries_than_parameters_are_refused():
-    with pytest.raises(dpaudit.InputError, match=r"^Expected num_canaries=1000 to be at most 82"):
-        train(observer={"num_canaries": 1000})
-
-
 def test_a_loss_that_is_not_of_each_example_is_refused():
     mean = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     with pytest.raises(dpaudit.InputError, match=r"^Expected a loss for each example, got their mean"):

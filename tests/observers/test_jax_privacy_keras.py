@@ -162,12 +162,3 @@ def test_a_model_that_is_observed_already_is_refused():
     with observe_model(model) as recorder:  # once more is not twice at once
         pass
     assert recorder.num_done == 0
-
-
-def test_more_canaries_than_parameters_are_refused():
-    model = private()
-    with (
-        pytest.raises(dpaudit.InputError, match="num_canaries=1000 to be at most 130"),
-        observe_model(model, num_canaries=1000),
-    ):
-        fit(model, EPOCH)

@@ -201,6 +201,8 @@ def test_a_claim_and_one_of_its_numbers_are_refused(name):
 def test_options_that_no_observer_has_are_refused_at_once():
     with pytest.raises(TypeError, match=r"observe_library\(\) got an unexpected keyword argument 'canarys'"):
         observe_library(library(), canarys=3)
+    with pytest.raises(dpaudit.InputError, match=r"Expected noise_multiplier=.*, got target_epsilon=8"):
+        observe_library(library(), target_epsilon=8)
     with pytest.raises(dpaudit.InputError, match="to be a Claim such as"):
         observe_library(library(), claim=8.0).start()
 

@@ -102,18 +102,9 @@ def test_a_row_at_any_position_that_is_not_clipped_is_a_violation(row):
         clipped[row] = rows[row]
         return clipped.sum(axis=0) + NOISE * NORM * rng.standard_normal(rows.shape[1])
 
-    assert watch(step, np.zeros((16, 100)), num_steps=40).audit().verdict is VIOLATION
-
-
-def test_a_row_that_is_not_clipped_is_named_as_the_cause():
-    rng = np.random.default_rng(0)
-
-    def step(rows):
-        clipped = rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True) / NORM)
-        clipped[0] = rows[0]
-        return clipped.sum(axis=0) + NOISE * NORM * rng.standard_normal(rows.shape[1])
-
-    assert "are rows skipped?" in watch(step, np.zeros((16, 300))).audit().likely_causes()[0]
+    result = watch(step, np.zeros((16, 300))).audit()
+    assert result.verdict is VIOLATION
+    assert row or "are rows skipped?" in result.likely_causes()[0]
 
 
 @pytest.mark.parametrize(("expected", "is_longer"), [(60, True), (30, False)])
