@@ -50,7 +50,6 @@ _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to s
 _SUM_TOLERANCE = 1e-3  # relative to the largest entry, far above the rounding error of sums
 _ULPS = 2.0  # the same in half precision: one rounding of each of two sums
 _PASS_ATTRIBUTES = ("grad", "grad_sample", "summed_grad", "_norm_sample")  # set on parameters by a pass
-_HOOKS = ("_forward_hooks", "_backward_hooks")
 
 
 def hold_out(
@@ -332,14 +331,11 @@ class UnwrappedModel:
     @contextmanager
     def without_hooks(self) -> Iterator[None]:
         """Remove the library's hooks from the model inside the block."""
-        before = [(layer, name, getattr(layer, name)) for layer in self.module.modules() for name in _HOOKS]
-        for layer, name, _ in before:
-            setattr(layer, name, OrderedDict())
-        try:
+        layers: list[Any] = list(self.module.modules())
+        with attribute_restored(layers, "_forward_hooks"), attribute_restored(layers, "_backward_hooks"):
+            for layer in layers:
+                layer._forward_hooks, layer._backward_hooks = OrderedDict(), OrderedDict()
             yield
-        finally:
-            for layer, name, hooks in before:
-                setattr(layer, name, hooks)
 
     def gradients(self, examples: Examples) -> list[Tensor]:
         """Return a matrix (examples x entries) for each parameter of the optimizer."""

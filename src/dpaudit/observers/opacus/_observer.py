@@ -31,7 +31,6 @@ from dpaudit.errors import InputError
 from dpaudit.observers._session import StepRecorder, replaced
 from dpaudit.observers.opacus._clipping import (
     CoordinateIndex,
-    TrainedParameters,
     flat,
     is_of_opacus,
     precision,
@@ -89,8 +88,7 @@ class OpacusObserver:
     ) -> None:
         self._optimizer, self._steps, self._params, self._lints = training.optimizer, steps, params, lints
         self._canaries, self._drawn, self._ranks = canaries, drawn, ranks
-        self._sums, self._trained = sums, TrainedParameters(training.optimizer)
-        self._coordinates, self._positions = coordinates, dict[int, Tensor]()
+        self._sums, self._coordinates, self._positions = sums, coordinates, dict[int, Tensor]()
         self._leaves = coordinates.named([] if training.network is None else training.names)
         self._weights = CoordinateIndex(coordinates.indices, training.optimizer.params)
         self._step: _Step | None = None
@@ -129,7 +127,6 @@ class OpacusObserver:
             self._add_noise()
             return
         self._update_depth = 0  # also after an update that raised an error
-        self._trained.require_same(self._steps.index)
         parameters: list[Any] = self._optimizer.params
         sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
         example_norm, fields = self._sums.before_noise(sums)

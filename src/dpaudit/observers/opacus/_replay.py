@@ -69,12 +69,10 @@ def replay(
     does a step that does not repeat itself bit for bit, for instance because it keeps a state that is not
     named.
     """
-    optimizer = unwrapped(optimizer)
-    _require_replayable(optimizer, model)
     replayed = _OpacusStep(
         step,
         batch,
-        optimizer,
+        unwrapped(optimizer),
         model,
         other_optimizers=other_optimizers,
         published_state=published_state,
@@ -86,8 +84,7 @@ def replay(
         replayed.restore()
 
 
-def _require_replayable(optimizer: Any, model: Any) -> None:
-    clip_for(optimizer, model)
+def _require_replayable(optimizer: Any) -> None:
     check_unobserved(optimizer)
     if isinstance(optimizer, AdaClipDPOptimizer) or hasattr(optimizer, "target_unclipped_quantile"):
         raise InputError(
@@ -128,9 +125,8 @@ class _OpacusStep(ReplayedStep):
         self.num_examples = batch_size(batch)
         self._others = {f"other_optimizers[{index}]": other for index, other in enumerate(other_optimizers)}
         self._others |= {f"published_state[{index}]": state for index, state in enumerate(published_state)}
-        self._protected = [_Protected.of(optimizer, model)]
-        for other in filter(None, map(private_inside, other_optimizers)):
-            self._protected.append(_Protected.among(other, (model, *published_state)))
+        private = [optimizer, *filter(None, map(private_inside, other_optimizers))]
+        self._protected = [_Protected.among(each, (model, *published_state)) for each in private]
         self._others |= _accountants(self._protected)
         self._snapshot = TorchSnapshot([optimizer, model, *self._others.values(), *private_state])
         self.must_clip = any(protected.ghost is not None for protected in self._protected)
@@ -215,16 +211,18 @@ class _Protected(NamedTuple):
     ghost: Any
 
     @classmethod
-    def of(cls, optimizer: DPOptimizer, model: Any) -> _Protected:
-        return cls(optimizer, model if isinstance(clip_for(optimizer, model), GhostClip) else None)
-
-    @classmethod
     def among(cls, optimizer: DPOptimizer, models: Sequence[Any]) -> _Protected:
         """Return an optimizer with that of the models which does its ghost clipping."""
-        ghosts = [model for model in models if hasattr(model, "get_clipping_coef")]
-        ghost = next((model for model in ghosts if _trains(optimizer, model)), None)
-        _require_replayable(optimizer, ghost)
-        return cls.of(optimizer, ghost)
+        trained = set(map(id, optimizer.params))
+        ghosts = [
+            model
+            for model in models
+            if hasattr(model, "get_clipping_coef") and trained <= set(map(id, model.parameters()))
+        ]
+        ghost = ghosts[0] if ghosts else None
+        clip = clip_for(optimizer, ghost)
+        _require_replayable(optimizer)
+        return cls(optimizer, ghost if isinstance(clip, GhostClip) else None)
 
 
 def _accountants(protected: Sequence[_Protected]) -> dict[str, Any]:
@@ -234,10 +232,6 @@ def _accountants(protected: Sequence[_Protected]) -> dict[str, Any]:
         for index, accounting in enumerate(accountings)
         if accounting is not None
     }
-
-
-def _trains(optimizer: DPOptimizer, model: Any) -> bool:
-    return set(map(id, model.parameters())) >= set(map(id, optimizer.params))
 
 
 class _OpacusRun:

@@ -235,6 +235,7 @@ class SumObserver:
     @torch.no_grad()
     def before_noise(self, sums: Sequence[Tensor]) -> tuple[float, dict[str, Any]]:
         """Return the norm of a sum and fields of its observed step, before canaries and noise are added."""
+        self._trained.require_same(self._num_steps)
         if self._sums is not None:
             self._compare(sums)
         elif self._module is None and has_clipped_rows(self._optimizer.params[0]):
