@@ -160,51 +160,26 @@ def test_a_named_model_has_the_size_of_its_name_and_fits_the_data(name: Any, num
 
 def test_numbers_that_a_config_omits_have_these_defaults() -> None:
     sections = [one for one in vars(_schema).values() if isinstance(one, type) and issubclass(one, Section)]
-    found = {
-        (section.__name__, name): field.default
+    defaults = {
+        f"{section.__name__}.{name}": section.model_fields[name].default
         for section in sections
-        for name, field in section.model_fields.items()
-        if isinstance(field.default, int | float)
+        for name in section.__annotations__
+        if isinstance(section.model_fields[name].default, int | float)
     }
-    assert found == {
-        ("Random", "num_examples"): 50000,
-        ("Random", "num_classes"): 10,
-        ("Random", "seed"): 0,
-        ("SgdConfig", "learning_rate"): 1.0,
-        ("SgdConfig", "momentum"): 0.0,
-        ("SgdConfig", "weight_decay"): 0.0,
-        ("AdamConfig", "learning_rate"): 0.001,
-        ("AdamConfig", "weight_decay"): 0.0,
-        ("NoiseTooSmallConfig", "factor"): 0.8,
-        ("FewSeedsConfig", "num_seeds"): 100,
-        ("TrainingConfig", "delta"): 1e-05,
-        ("TrainingConfig", "max_grad_norm"): 1.0,
-        ("CanaryConfig", "scale"): 10.0,
-        ("CanaryConfig", "moving"): False,
-        ("AdversarialConfig", "num_steps"): 20,
-        ("AdversarialConfig", "step_size"): 0.01,
-        ("AdversarialConfig", "radius"): 0.03,
-        ("CraftedConfig", "num_steps"): 50,
-        ("CraftedConfig", "step_size"): 0.1,
-        ("CraftedConfig", "long"): False,
-        ("PretrainedConfig", "num_steps"): 1000,
-        ("PretrainedConfig", "batch_size"): 64,
-        ("PretrainedConfig", "learning_rate"): 0.1,
-        ("_AuditConfig", "confidence"): 0.95,
-        ("_StepAuditConfig", "confidence"): 0.95,
-        ("_StepAuditConfig", "stop_on_violation"): False,
-        ("OneRunConfig", "confidence"): 0.95,
-        ("OneRunConfig", "stop_on_violation"): False,
-        ("PaperConfig", "confidence"): 0.95,
-        ("PaperConfig", "stop_on_violation"): False,
-        ("PaperConfig", "num_canaries"): 1,
-        ("PaperConfig", "canary_rate"): 1.0,
-        ("PaperConfig", "residual"): False,
-        ("EndToEndConfig", "confidence"): 0.95,
-        ("ManyRunsConfig", "confidence"): 0.95,
-        ("ManyRunsConfig", "num_models"): 2000,
-        ("ProcessesConfig", "max_retries"): 3,
-        ("RayConfig", "num_cpus"): 1.0,
-        ("RayConfig", "num_gpus"): 0.0,
-        ("RayConfig", "max_retries"): 3,
-    }
+    assert defaults == {
+        "Random.num_examples": 50000, "Random.num_classes": 10, "Random.seed": 0,
+        "SgdConfig.learning_rate": 1.0, "SgdConfig.momentum": 0.0, "SgdConfig.weight_decay": 0.0,
+        "AdamConfig.learning_rate": 0.001, "AdamConfig.weight_decay": 0.0,
+        "NoiseTooSmallConfig.factor": 0.8, "FewSeedsConfig.num_seeds": 100,
+        "TrainingConfig.delta": 1e-05, "TrainingConfig.max_grad_norm": 1.0,
+        "CanaryConfig.scale": 10.0, "CanaryConfig.moving": False,
+        "AdversarialConfig.num_steps": 20, "AdversarialConfig.step_size": 0.01,
+        "AdversarialConfig.radius": 0.03,
+        "CraftedConfig.num_steps": 50, "CraftedConfig.step_size": 0.1, "CraftedConfig.long": False,
+        "PretrainedConfig.num_steps": 1000, "PretrainedConfig.batch_size": 64,
+        "PretrainedConfig.learning_rate": 0.1,
+        "_AuditConfig.confidence": 0.95, "_StepAuditConfig.stop_on_violation": False,
+        "PaperConfig.num_canaries": 1, "PaperConfig.canary_rate": 1.0, "PaperConfig.residual": False,
+        "ManyRunsConfig.num_models": 2000, "ProcessesConfig.max_retries": 3,
+        "RayConfig.num_cpus": 1.0, "RayConfig.num_gpus": 0.0, "RayConfig.max_retries": 3,
+    }  # fmt: skip

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pydantic
 import pytest
 
 from dpaudit import Adversarial, Crafted, InputError, ThreatModel
-from dpaudit.experiments import EXAMPLES, example, parse_config
+from dpaudit.experiments import EXAMPLES, example, load_config, parse_config
 from dpaudit.experiments.config._schema import AdversarialConfig, CanaryConfig, CraftedConfig, ManyRunsConfig
 
 BEGIN = 'output = "out"\nmodel = {name = "mlp"}\ndata = {name = "digits"}\n[training]\n'
@@ -252,3 +253,39 @@ def test_where_a_run_is_kept_is_not_part_of_what_it_is() -> None:
 
     assert identity("output=elsewhere", "checkpoint_seconds=1") == identity()
     assert identity("seed=1") != identity()
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ("x = " + "1" * 5000, "Expected numbers with fewer digits in c.toml."),
+        ("x = 0x" + "f" * 9000, "Expected whole numbers up to 2^128 in c.toml."),
+        ("x = " + "[" * 3000 + "]" * 3000, "Expected at most 20 levels of tables and lists in c.toml."),
+        (".".join("x" * 3000) + " = 1", "Expected at most 20 levels of tables and lists in c.toml."),
+        # a pattern that tries every way to cut the line in pieces would not end before the sun does
+        ("x = '''\n" + "a" * 100 + "\n'''", "c.toml, line 2, x: Unknown key"),
+    ],
+)
+def test_what_would_be_too_much_for_the_rest_is_refused(more: str, sentence: str) -> None:
+    assert refused(f"\n{more}\n{GOOD}").startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["training=0x" + "f" * 9000, "training.num_steps=1"], "Expected whole numbers up to 2^128 in --set"),
+        (["training.num_steps=100000000000"], "Expected num_steps=100000000000 to be at most 10000000."),
+        (["training.noise_multiplier=1" + "0" * 400], "Expected whole numbers up to 2^128"),
+        (["pool=nothing"], "Expected one of 'serial', 'processes', 'ray', got 'nothing'"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(changes: list[str], sentence: str) -> None:
+    assert sentence in refused(GOOD, *changes)
+
+
+def test_a_config_of_many_megabytes_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_bytes(b"#" * 1_000_001)
+    with pytest.raises(InputError, match=r"at most 1,000,000 bytes, but .*c\.toml is larger"):
+        load_config(tmp_path / "c.toml")
+    with pytest.raises(InputError, match="Expected /dev/zero to be a file, but it is a pipe or a device"):
+        load_config("/dev/zero")

@@ -7,16 +7,23 @@ a sentence.
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from damage import altered, damaged, examples
 from damage import forged as resealed
 from digits_config import digits_config
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from dpaudit._provenance import digest
@@ -208,12 +215,7 @@ DAMAGES: dict[str, Damage] = {
     "remove": _remove,
     "link": _link,
 }
-ADDED = (
-    "log_likelihood_ratios.npy",
-    "with_canary.npy",
-    "trials.jsonl",
-    "trials.jsonl-wal",
-)
+ADDED = "log_likelihood_ratios.npy", "with_canary.npy", "trials.jsonl", "canary.json"
 
 
 def damage(rng: np.random.Generator, runs: Runs, state: str) -> str:
@@ -532,3 +534,71 @@ def test_a_report_and_notes_of_the_user_are_not_part_of_the_seal(small: Runs) ->
     assert (status, printed) == small.expected["finished"]["verify"][:2]
     assert "notes.txt" in text
     assert "report.html" not in text
+
+
+@pytest.mark.parametrize("name", ["result.json", "config.json"])
+@examples(40)
+@given(data=st.data())
+def test_strange_values_are_shown_or_refused(name: str, data: st.DataObject, small: Runs) -> None:
+    small.restored("finished")
+    path = small.at / name
+    path.write_text(json.dumps(data.draw(altered(json.loads(path.read_text())))))
+    resealed(small.at)
+    status, printed, text = small._call("run", small.config)
+    assert status in (0, 1, 3) or {*printed} == {"error", "exit_status"}
+    assert "\x1b" not in text
+
+
+def test_a_result_that_was_changed_is_not_shown_in_part(small: Runs) -> None:
+    small.restored("finished")
+    path = small.at / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "timing": None}))
+    resealed(small.at)
+    status, _, text = small._call("run", small.config)
+    assert status == 2
+    assert "result.json, but it is damaged; delete it and run the same command again to recreate it." in text
+    path.unlink()
+    assert small._call("run", small.config)[:2] == small.expected["finished"]["run"][:2]
+    assert json.loads(path.read_text())["timing"] is not None
+
+
+def _with_checkpoint(runs: Runs, content: bytes) -> tuple[int, Any, str]:
+    """Resume an unfinished run from a checkpoint with a digest that fits."""
+    runs.restored("unfinished")
+    (runs.at / "checkpoint.pt").write_bytes(content)
+    resealed(runs.at)
+    return runs._call("run", runs.config)
+
+
+@examples(25)
+@given(data=st.data())
+def test_a_damaged_checkpoint_is_refused_or_goes_on(data: st.DataObject, small: Runs) -> None:
+    whole = io.BytesIO((small.folder / "unfinished" / "checkpoint.pt").read_bytes())
+    edited = io.BytesIO()
+    with zipfile.ZipFile(whole) as before, zipfile.ZipFile(edited, "w") as after:
+        for name in before.namelist():
+            content = before.read(name)
+            after.writestr(name, data.draw(damaged(content)) if name.endswith("data.pkl") else content)
+    assert _with_checkpoint(small, edited.getvalue())[0] in (0, 1, 2, 3)
+
+
+class _Harmful:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.path,)
+
+
+def test_a_checkpoint_with_code_or_packed_is_refused_and_not_run(small: Runs, tmp_path: Path) -> None:
+    harmful, saved, packed = {"training": _Harmful(tmp_path / "harm")}, io.BytesIO(), io.BytesIO()
+    torch.save(harmful, saved)
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data/0", b"\0" * 10_000_000)
+    for content in (pickle.dumps(harmful), saved.getvalue(), packed.getvalue()):
+        status, _, text = _with_checkpoint(small, content)
+        assert status == 2
+        assert "Expected an intact checkpoint in" in text
+    assert not (tmp_path / "harm").exists()

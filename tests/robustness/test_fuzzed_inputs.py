@@ -34,7 +34,7 @@ from dpaudit.stats import Bound, Estimate, Power, ThresholdRule
 from dpaudit.stats._result import ClaimPart
 from dpaudit.stats._roc_band import RocBand
 
-FEW, MANY = 100, 5_000
+FEW, MANY = 300, 5_000
 SECONDS, BYTES, LONGEST = 10.0, 1e9, 1_000
 VERDICTS, REFUSED = (0, 1, 3), 2
 
