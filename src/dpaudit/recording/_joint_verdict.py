@@ -105,10 +105,13 @@ class RunTests:
 
     The shares are set before the first step, because the live bound has its share from the beginning: a run
     without anything to test, or with ``tests=False``, gives the whole error rate to the bound.
+    ``has_signal`` tells whether canaries score as expected.
     """
 
-    def __init__(self, checks: Sequence[RunCheck], claims: ReadClaim, *, wanted: bool) -> None:
-        self.checks, self._claims = tuple(checks), claims
+    def __init__(
+        self, checks: Sequence[RunCheck], claims: ReadClaim, has_signal: Callable[[], bool], *, wanted: bool
+    ) -> None:
+        self.checks, self._claims, self._has_signal = tuple(checks), claims, has_signal
         self._step_checks = [check for check in checks if isinstance(check, StepCheck)]
         self.is_wanted = _validate.flag("tests", wanted)
         self._shares: dict[int, float] = {}  # of the tests' error rate, by number of steps
@@ -171,12 +174,7 @@ class RunTests:
         return bound, tests if has_tests else None
 
     def diagnose(
-        self,
-        noise_multiplier: float | None,
-        confidence: float,
-        *,
-        has_signal: Callable[[], bool] = lambda: True,
-        claim: Claim | None = None,
+        self, noise_multiplier: float | None, confidence: float, claim: Claim | None = None
     ) -> Diagnosis:
         """Run all tests against the noise multiplier, by default the claimed one."""
         if not self.checks:
@@ -184,40 +182,33 @@ class RunTests:
                 "Expected a recorder returned by an observer, which logs the noise of each step, got one "
                 "without noise: pass the noise to Diagnostics() instead."
             )
-        claimed = ClaimedStep(
-            noise_multiplier=self._claims.noise_multiplier(noise_multiplier),
-            sample_rate=self._claims.sample_rate(),
-            confidence=confidence,
-            has_signal=has_signal,
-            claim=claim,
-        )
-        return Diagnosis.of((), confidence=confidence, not_covered=self._untested_steps()).joined(
-            *(check.results(claimed) for check in self.checks)
-        )
-
-    def _untested_steps(self) -> tuple[str, ...]:
-        """Return what is not tested, or raise if noise should have been seen and was not."""
-        if not any(map(is_test_of_noise, self.checks)):
-            return (_NO_LOG,)
+        claimed = self._claimed(noise_multiplier, confidence, claim)
         if self.noise is not None and self.noise.num_steps == 0:
             if not self.is_wanted:
                 raise UntestedError(
                     "Expected an audit with tests, got one with tests=False: no noise was kept."
                 )
             raise UntestedError("Expected the noise of at least one step, got none: did training run?")
-        return ()
+        gaps = () if any(map(is_test_of_noise, self.checks)) else (_NO_LOG,)
+        return Diagnosis.of((), confidence=confidence, not_covered=gaps).joined(
+            *(check.results(claimed) for check in self.checks)
+        )
 
-    def _certain(self, result: Result, confidence: float) -> Diagnosis | None:
-        """Return findings that need no statistics and hold whenever the run ended; None if there are none."""
-        noise_multiplier = claimed_noise(result.claim)
-        if noise_multiplier is None:
-            return None
-        claimed = ClaimedStep(
-            noise_multiplier=noise_multiplier,
+    def _claimed(self, noise_multiplier: float | None, confidence: float, claim: Claim | None) -> ClaimedStep:
+        return ClaimedStep(
+            noise_multiplier=self._claims.noise_multiplier(noise_multiplier),
             sample_rate=self._claims.sample_rate(),
             confidence=confidence,
-            claim=result.claim,
+            has_signal=self._has_signal,
+            claim=claim,
         )
+
+    def _certain(self, claim: Claim | None, confidence: float) -> Diagnosis | None:
+        """Return findings that need no statistics and hold whenever the run ended; None if there are none."""
+        noise_multiplier = claimed_noise(claim)
+        if noise_multiplier is None:
+            return None
+        claimed = self._claimed(noise_multiplier, confidence, claim)
         others = [check for check in self.checks if not is_test_of_noise(check)]
         findings = [finding for check in others for finding in check.results(claimed).certain]
         return Diagnosis.of((), confidence=confidence, certain=findings) if findings else None
@@ -227,12 +218,11 @@ class RunTests:
         result: Result,
         confidence: float | None,
         *,
-        more: SupportsDiagnose | bool | None = None,
-        num_done: int = 0,
-        is_last: bool = True,
-        may_have_stopped: bool = False,
-        has_signal: Callable[[], bool] = lambda: True,
-        covers_sampling: bool = False,
+        more: SupportsDiagnose | bool | None,
+        num_done: int,
+        is_last: bool,
+        may_have_stopped: bool,
+        covers_sampling: bool,
     ) -> Result:
         """Return the result with the tests at this confidence, and with what is not covered.
 
@@ -241,16 +231,17 @@ class RunTests:
         its bound, only findings without statistics hold.
         """
         diagnosis, gaps = None, list(result.not_covered)
+        claim = result.claim if isinstance(result.claim, Claim) else None
         if confidence is None or more is False:
             gaps.append(self._why_untested() if confidence is None else _SKIPPED)
         elif may_have_stopped or not (share := self.share(num_done, is_last=is_last)):
-            diagnosis = self._certain(result, confidence)
+            diagnosis = self._certain(claim, confidence)
             gaps.append(_STOPPED if may_have_stopped else _SPENT)
         else:
             result = replace(result, notes=(*result.notes, _INTERIM)) if not is_last else result
             try:
                 added = None if isinstance(more, bool) else more
-                diagnosis = self._tested(result, 1 - share * (1 - confidence), added, has_signal)
+                diagnosis = self._tested(claim, 1 - share * (1 - confidence), added)
             except UntestedError as error:
                 gaps.append(f"{_UNTESTED}{error}")
         if diagnosis is not None:
@@ -272,21 +263,14 @@ class RunTests:
             return _NOT_GAUSSIAN
         return _NO_SHARE if self.is_wanted else _NOT_WANTED
 
-    def _tested(
-        self,
-        result: Result,
-        confidence: float,
-        more: SupportsDiagnose | None,
-        has_signal: Callable[[], bool],
-    ) -> Diagnosis:
+    def _tested(self, claim: Claim | None, confidence: float, more: SupportsDiagnose | None) -> Diagnosis:
         added = None if more is None else more.diagnose(confidence)
         if not (self.is_wanted and self.has_tests) and added is not None:
             return added
-        claimed = claimed_noise(result.claim)
-        if claimed is None:
-            raise UntestedError(f"Expected a claim about Gaussian noise, got {result.claim.summary}.")
-        claim = result.claim if isinstance(result.claim, Claim) else None
-        diagnosis = self.diagnose(claimed, confidence, has_signal=has_signal, claim=claim)
+        noise_multiplier = claimed_noise(claim)
+        if noise_multiplier is None:
+            raise UntestedError(f"Expected a claim about Gaussian noise, got {claim}.")
+        diagnosis = self.diagnose(noise_multiplier, confidence, claim)
         if added is None:
             return diagnosis
         names = {check.name for check in diagnosis.checks}  # the same data may be passed twice

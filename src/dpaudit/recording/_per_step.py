@@ -211,7 +211,7 @@ class PerStep:
     def bound(self, num_done: int, claim: Claim) -> LiveBound:
         """Return the bound after this number of steps."""
         hypothesis, count = claim.hypothesis(self._tradeoff), self._log.num_counted(num_done)
-        parameter = self._bets().parameter(count) if count else 0.0
+        parameter = self._bets().bets.parameter(count) if count else 0.0
         return LiveBound(
             num_done=num_done,
             epsilon=hypothesis.epsilon(parameter),
@@ -301,10 +301,6 @@ class PlacedBets:
             return []
         far = StepScores.outside(scores, present, intervals[0], by_coin=self._by_coin)
         return far_rates(far, errors, intervals)
-
-    def parameter(self, count: int) -> float:
-        """Return the largest parameter that the first ``count`` steps refute."""
-        return self.bets.parameter(count)
 
 
 @dataclass(frozen=True, kw_only=True)

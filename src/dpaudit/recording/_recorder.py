@@ -89,7 +89,9 @@ class Recorder:
         all_checks = [*self.scorer.checks, *checks, *(() if batches else (self._batches,))]
         all_checks.sort(key=is_test_of_noise, reverse=True)
         has_any = bool(checks) or self.scorer.has_tests
-        self._tests = RunTests(all_checks if has_any else (), self._claims, wanted=tests)
+        self._tests = RunTests(
+            all_checks if has_any else (), self._claims, self.scorer.has_signal, wanted=tests
+        )
         self._shown = ShownBounds(self._planned)
         self._begin(*self._tests.levels(self.confidence))
 
@@ -276,7 +278,6 @@ class Recorder:
             num_done=self.num_done,
             is_last=self._shown.is_last(self.num_done),
             may_have_stopped=stopped,
-            has_signal=self.scorer.has_signal,
             covers_sampling=covers_sampling,
         )
         if joined.refuted:
@@ -316,7 +317,7 @@ class Recorder:
         if self.tests_noise and self._may_have_stopped:
             problem = "tests of the noise would not have their stated error rate. Pass"
             raise UntestedError(self._shown.stopped(problem, self.num_done))
-        diagnosis = self._tests.diagnose(noise_multiplier, confidence, has_signal=self.scorer.has_signal)
+        diagnosis = self._tests.diagnose(noise_multiplier, confidence)
         self._shown.any = self.scorer.has_live_bound
         return diagnosis
 
