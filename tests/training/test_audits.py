@@ -237,24 +237,6 @@ def test_there_are_1024_canaries_a_step_or_half_as_many_as_parameters(train):
         assert hook.recorder.state_dict()["scores"].shape == (1, expected)
 
 
-def test_a_run_that_was_started_with_another_default_number_goes_on_with_that_number(monkeypatch):
-    def made():
-        hook = OneRun(delta=DELTA, seed=5)
-        return hook, dpsgd_training(hook, data=digits().split(500)[0], noise_multiplier=1.0, num_steps=5)
-
-    with monkeypatch.context() as before:
-        before.setattr(OneRun, "default_num_gradients", 512)
-        (whole, straight), (_, stopped) = made(), made()
-        finished(straight)
-        for _ in range(2):
-            stopped.step()
-    hook, resumed = made()
-    resumed.load_state_dict(stopped.state_dict())
-    finished(resumed)
-    assert hook.num_canaries == 512
-    np.testing.assert_array_equal(hook.recorder.state_dict()["scores"], whole.recorder.state_dict()["scores"])
-
-
 def test_a_callback_that_ends_the_training_leaves_whole_steps(train):
     class EnoughError(Exception):
         pass
@@ -351,6 +333,7 @@ def test_a_step_may_sample_the_canary_at_the_rate_of_the_claim():
         (lambda: OneRun(delta=-1.0), "delta=-1"),
         (lambda: OneRun(delta=DELTA).recorder, "a hook of a Training before its recorder"),
         (lambda: EndToEnd(delta=DELTA, callbacks=[print]), "no callbacks with EndToEnd"),
+        (lambda: EndToEnd(delta=DELTA, first_steps=3), "no first_steps with EndToEnd"),
         (
             lambda: TwoBatches(delta=DELTA, num_canaries=2),
             "num_canaries=1 with TwoBatches, got 2",

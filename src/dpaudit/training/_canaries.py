@@ -28,7 +28,7 @@ from dpaudit.canaries import (
     InputCanary,
     ParameterLayout,
 )
-from dpaudit.recording import ObservedCanaries, TrainingInfo
+from dpaudit.recording import ObservedCanaries
 from dpaudit.training._settings import generator
 from dpaudit.training._training import Step, Training
 from dpaudit.training.data._dataset import fingerprints_of
@@ -39,12 +39,6 @@ SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
 _ROOM_FOR_SQUARES = 16.0  # between the square root of the largest number and the longest canary
 _MOST_PLANNED = 16_384  # canaries whose rows are kept for many steps
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no usable direction
-
-
-def training_info(training: Training, canary: GradientCanary | InputCanary) -> TrainingInfo:
-    """Return what may show up in the scores of a faulty training run, and so name the fault."""
-    norm, size = training.settings.max_grad_norm, training.expected_batch_size
-    return TrainingInfo(canary=canary, max_grad_norm=norm, batch_size=size)
 
 
 class CanaryInserter(ABC):

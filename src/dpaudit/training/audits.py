@@ -29,14 +29,13 @@ from dpaudit.canaries import (
     require_held_out,
 )
 from dpaudit.errors import InputError
-from dpaudit.recording import CanaryScorer, LiveBound, PerStep, Recorder, WholeRun
+from dpaudit.recording import CanaryScorer, LiveBound, PerStep, Recorder, TrainingInfo, WholeRun
 from dpaudit.training._canaries import (
     DROPPING,
     SECOND_BATCH,
     CanaryInserter,
     GradientInserter,
     InputInserter,
-    training_info,
 )
 from dpaudit.training._settings import Seeds, generator, generators
 from dpaudit.training._training import ChecksOfHook, Diagnose, Hook, Step, Training
@@ -53,7 +52,8 @@ class CanaryAudit(Hook):
 
     ``canary`` is a gradient such as ``Dirac()``, or an input such as ``Crafted()``, which is made from
     ``held_out``, the examples that :func:`dpaudit.training.data.hold_out` splits off. ``notify`` is called in
-    each crafting step with the number of finished steps and their total number.
+    each crafting step with the number of finished steps and their total number. With ``first_steps``, only
+    these steps are scored, in which input canaries leak most; the claim still covers the whole training run.
 
     The claim is derived from the training settings, at ``delta``. If the same run has a :class:`Diagnose`
     hook, ``recorder.audit()`` includes its findings. All randomness comes from ``seed``, or from
@@ -71,6 +71,7 @@ class CanaryAudit(Hook):
         canary: GradientCanary | InputCanary | None = None,
         held_out: HeldOutData | None = None,
         num_canaries: int | None = None,
+        first_steps: int | None = None,
         confidence: float = 0.95,
         seed: int | None = None,
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
@@ -88,6 +89,7 @@ class CanaryAudit(Hook):
             )
         if num_canaries is not None:
             _validate.integer("num_canaries", num_canaries)
+        self._first_steps = None if first_steps is None else _validate.integer("first_steps", first_steps)
         self.seed = fresh_seed(seed)
         self.delta = _validate.delta(delta)
         self.confidence = _validate.confidence(confidence)
@@ -117,6 +119,11 @@ class CanaryAudit(Hook):
             )
         self._training = training
         self._inserter = self._make_inserter(training)
+        self._recorder = self._make_recorder(training, self._make_scorer())
+
+    def _make_scorer(self) -> CanaryScorer:
+        """Return what turns the scores of the inserted canaries into a bound."""
+        raise NotImplementedError
 
     def _make_inserter(self, training: Training) -> CanaryInserter:
         count = self._num_canaries
@@ -131,14 +138,12 @@ class CanaryAudit(Hook):
             count = min(self.default_num_gradients, fitting)
         return GradientInserter(training, self.canary, count, self.seed)
 
-    def _make_recorder(
-        self, training: Training, scorer: CanaryScorer, first_steps: int | None = None, **options: Any
-    ) -> Recorder:
+    def _make_recorder(self, training: Training, scorer: CanaryScorer) -> Recorder:
         """Return a recorder of all or of the first steps; the claim covers the whole training run."""
-        settings = training.settings
-        if first_steps is not None and first_steps > settings.num_steps:
+        settings, num_steps = training.settings, self._first_steps or training.settings.num_steps
+        if num_steps > settings.num_steps:
             limit = f"{settings.num_steps}, the number of training steps"
-            raise InputError(f"Expected first_steps={first_steps} to be at most {limit}.")
+            raise InputError(f"Expected first_steps={num_steps} to be at most {limit}.")
         claim = Claim.dpsgd(
             noise_multiplier=settings.noise_multiplier,
             sample_rate=settings.sample_rate,
@@ -148,17 +153,28 @@ class CanaryAudit(Hook):
         return Recorder(
             claim=claim,
             scorer=scorer,
-            checks=_checks(training),
-            num_steps=settings.num_steps if first_steps is None else first_steps,
+            checks=[ChecksOfHook(hook) for hook in training.hooks if isinstance(hook, Diagnose)][:1],
+            num_steps=num_steps,
             confidence=self.confidence,
             callbacks=self._callbacks,
-            facts=lambda: training_info(training, self.canary),
-            **options,
+            facts=lambda: TrainingInfo(
+                canary=self.canary,
+                max_grad_norm=settings.max_grad_norm,
+                batch_size=training.expected_batch_size,
+            ),
+            synchronize=self._record_pending,
         )
+
+    def _record_pending(self) -> None:
+        """Record the steps that were only read so far; the recorder calls this before it is used."""
 
     def _is_audited(self, index: int) -> bool:
         assert self._recorder is not None  # attached, because a step is being observed
         return index < self._recorder.num_steps
+
+    def after(self, step: Step) -> None:
+        if self._is_audited(step.index):
+            self.recorder.notify()
 
     def state_dict(self) -> dict[str, Any]:
         return {"seed": self.seed, "canaries": self._inserter.state_dict(), **self.recorder.state_dict()}
@@ -176,28 +192,20 @@ class OneRun(CanaryAudit):
     """Audit of every step that leaves training unchanged: the weights are the same as without the audit.
 
     ``num_canaries`` per step defaults to 1,024, or to the number of model parameters if that is smaller. For
-    input canaries the default is 16: each costs as much as one or two examples of the batch. With
-    ``first_steps``, only these steps are scored, in which input canaries leak most; the claim still covers
-    the whole training run.
+    input canaries the default is 16: each costs as much as one or two examples of the batch.
     """
 
     default_gradient: ClassVar[GradientCanary] = Mixture()
     default_num_gradients: ClassVar[int] = 1024
     default_num_inputs: ClassVar[int] = 16
 
-    def __init__(self, *, first_steps: int | None = None, **common: Any) -> None:
+    def __init__(self, **common: Any) -> None:
         super().__init__(**common)
-        self._first_steps = None if first_steps is None else _validate.integer("first_steps", first_steps)
         self._pending: list[tuple[int, Callable[[], FloatArray]]] = []  # steps whose scores are not recorded
 
-    def attach(self, training: Training) -> None:
-        self._pending.clear()
-        super().attach(training)
+    def _make_scorer(self) -> PerStep:
         canaries = self._inserter.observed if isinstance(self._inserter, GradientInserter) else None
-        scorer = PerStep(coupled=self._inserter.coupled, canaries=canaries)
-        self._recorder = self._make_recorder(
-            training, scorer, self._first_steps, synchronize=self._record_pending
-        )
+        return PerStep(coupled=self._inserter.coupled, num_canaries=self.num_canaries, canaries=canaries)
 
     def joining(self, index: int, entries: Sequence[int]) -> Iterable[Rows]:  # noqa: ARG002
         if not self._is_audited(index):
@@ -217,7 +225,6 @@ class OneRun(CanaryAudit):
         self.recorder.record(scores, present, lengths=self._inserter.lengths, notify=False)
 
     def _record_pending(self) -> None:
-        """Record the steps that were only read so far; the recorder calls this before it is used."""
         pending, self._pending = self._pending, []
         while pending:
             index, scores = pending[0]
@@ -228,17 +235,8 @@ class OneRun(CanaryAudit):
                 raise
             del pending[0]
 
-    def after(self, step: Step) -> None:
-        if self._callbacks and self._is_audited(step.index):
-            self.recorder.notify()
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._pending.clear()  # steps after the state
-        shape = np.shape(state["present"])
-        if self._num_canaries is None and len(shape) == 2 and shape[1] != self.num_canaries:
-            self._num_canaries = shape[1]  # the run was started with another default
-            assert self._training is not None  # attached, because a Training is loading the state
-            self.attach(self._training)
         super().load_state_dict(state)
 
 
@@ -247,8 +245,7 @@ class TwoBatches(CanaryAudit):
 
     The canary is in the second batch with probability ``canary_rate``; the model is updated with the first.
     Scores are plain dot products, unless ``residual`` subtracts the sum of the batch. The paper's listing
-    adds the canary after the noise; here it is clipped and summed by the audited code. ``first_steps`` is as
-    in :class:`OneRun`.
+    adds the canary after the noise; here it is clipped and summed by the audited code.
     """
 
     default_num_gradients: ClassVar[int] = 1
@@ -259,11 +256,9 @@ class TwoBatches(CanaryAudit):
         canary_rate: float = 1.0,
         residual: bool = False,
         num_canaries: int | None = None,
-        first_steps: int | None = None,
         **common: Any,
     ) -> None:
         super().__init__(num_canaries=num_canaries, **common)
-        self._first_steps = None if first_steps is None else _validate.integer("first_steps", first_steps)
         if num_canaries not in (None, 1):
             raise InputError(f"Expected num_canaries=1 with TwoBatches, got {num_canaries}.")
         self._rate = _validate.sample_rate(canary_rate)
@@ -275,9 +270,9 @@ class TwoBatches(CanaryAudit):
         # same seed. Equal noise in both batches would distinguish them without error.
         seed = int(self._inserter.draws.rng(0, SECOND_BATCH).integers(2**63))
         self._generators = generators(Seeds.of(seed), training.device)
-        curve = None if self._rate == 1 else SubsampledGaussian(self._rate, 1)
-        scorer = PerStep(tradeoff=curve, paired=True)
-        self._recorder = self._make_recorder(training, scorer, self._first_steps)
+
+    def _make_scorer(self) -> PerStep:
+        return PerStep(tradeoff=None if self._rate == 1 else SubsampledGaussian(self._rate, 1), paired=True)
 
     def observe(self, step: Step) -> None:
         if not self._is_audited(step.index):
@@ -296,10 +291,6 @@ class TwoBatches(CanaryAudit):
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(rng.get_state())
             return self._training.draw(rows, self._generators)
-
-    def after(self, step: Step) -> None:
-        if self._is_audited(step.index):
-            self.recorder.notify()
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: rng.get_state() for name, rng in self._generators.items()}
@@ -332,12 +323,13 @@ class EndToEnd(CanaryAudit):
             self.canary = replace(self.canary, short=False)
         if self._callbacks:
             raise InputError("Expected no callbacks with EndToEnd: there is no bound before the last step.")
+        if self._first_steps is not None:
+            raise InputError("Expected no first_steps with EndToEnd: its scores are those of all steps.")
 
-    def attach(self, training: Training) -> None:
-        super().attach(training)
+    def _make_scorer(self) -> WholeRun:
         present = self._inserter.draws.entries()
         self._entries = np.flatnonzero(present)
-        self._recorder = self._make_recorder(training, WholeRun(present))
+        return WholeRun(present)
 
     @property
     def num_entries(self) -> int:
@@ -348,8 +340,3 @@ class EndToEnd(CanaryAudit):
 
     def observe(self, step: Step) -> None:
         self.recorder.record(self._inserter.scores(step))
-
-
-def _checks(training: Training) -> list[ChecksOfHook]:
-    """Return the checks of the hook that tests the same training run, if there is one."""
-    return [ChecksOfHook(hook) for hook in training.hooks if isinstance(hook, Diagnose)][:1]
