@@ -105,7 +105,7 @@ class RunTests:
 
     The shares are set before the first step, because the live bound has its share from the beginning: a run
     without anything to test, or with ``tests=False``, gives the whole error rate to the bound.
-    ``has_signal`` tells whether canaries score as expected.
+    ``has_signal`` returns whether canaries score as expected.
     """
 
     def __init__(
