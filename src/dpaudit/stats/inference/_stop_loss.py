@@ -22,7 +22,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from dpaudit._types import FloatArray, IntArray
+from dpaudit._types import FloatArray
 from dpaudit.stats.rootfinding import last_positive
 
 # Where stops are tried, in standard deviations of the advantage of pure guessing.
@@ -333,7 +333,9 @@ class AdvantageBets:
         """Return stop, loss and stake of every run."""
         past = self._advantages[:, :num_done]
         sums = np.cumsum(past, axis=1)[:, -1] if num_done else np.zeros(len(past))
-        groups = [group for group in self._groups(sums, num_done) if group.size]
+        # runs with similar means so far share a choice; before the first step, all do
+        order = np.argsort(sums, kind="stable")
+        groups = [group for group in np.array_split(order, 8 if num_done else 1) if group.size]
         target, length = self._wealth.target, self._schedule.expected_length(num_done)
         choices, tested = [], np.empty(sums.size)
         for group in groups:
@@ -357,12 +359,6 @@ class AdvantageBets:
                     bets[:, band] = np.asarray([[bet.stop], [bet.loss], [bet.stake]])
                     bets[2, band] *= ratios
         return bets
-
-    def _groups(self, sums: FloatArray, num_done: int) -> list[IntArray]:
-        """Return runs with similar means so far, in ascending order of their means."""
-        if num_done == 0:
-            return [np.arange(sums.size)]
-        return np.array_split(np.argsort(sums, kind="stable"), 8)
 
     def refuted(self, count: int | None = None) -> float:
         """Return the largest total variation that the first ``count`` steps of a single run refute."""

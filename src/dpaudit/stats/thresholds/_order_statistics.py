@@ -81,10 +81,7 @@ class RankRule(ThresholdRule):
         ranks = self.ranks(absent.size)
         thresholds = _extremes("without_canary", absent, ranks, sign=1)
         misses = _count_up_to("with_canary", present, thresholds, sign=1)
-        return [
-            ThresholdResult(0.0, float(threshold), _counts(rank, absent.size, missed, present.size))
-            for rank, threshold, missed in zip(ranks, thresholds, misses, strict=True)
-        ]
+        return _results(observations, thresholds, ranks, misses)
 
 
 @dataclass(frozen=True)
@@ -166,11 +163,7 @@ class Tails(RankRule):
         ranks = self.ranks(present.size)
         scores = _extremes("with_canary", present, ranks, sign=-1)
         errors = _count_up_to("without_canary", absent, scores, sign=-1)
-        thresholds = np.nextafter(scores, -np.inf)
-        return [
-            ThresholdResult(0.0, float(threshold), _counts(wrong, absent.size, rank, present.size))
-            for rank, threshold, wrong in zip(ranks, thresholds, errors, strict=True)
-        ]
+        return _results(observations, np.nextafter(scores, -np.inf), errors, ranks)
 
     def ranks(self, size: int) -> IntArray:
         """Return how many scores of a side are beyond each threshold."""
@@ -178,13 +171,14 @@ class Tails(RankRule):
         return np.asarray(_GROWTH ** np.arange(count) - 1)
 
 
-def _counts(false_positives: int, num_absent: int, false_negatives: int, num_present: int) -> ErrorCounts:
-    return ErrorCounts(
-        false_positives=int(false_positives),
-        num_absent=num_absent,
-        false_negatives=int(false_negatives),
-        num_present=num_present,
-    )
+def _results(
+    observations: Observations, thresholds: ScoreArray, fp: IntArray, fn: IntArray
+) -> list[ThresholdResult]:
+    sizes = ErrorCounts.perfect(observations.without_canary.size, observations.with_canary.size)
+    return [
+        ThresholdResult(0.0, threshold, replace(sizes, false_positives=wrong, false_negatives=missed))
+        for threshold, wrong, missed in zip(thresholds.tolist(), fp.tolist(), fn.tolist(), strict=True)
+    ]
 
 
 def _largest_bound(
