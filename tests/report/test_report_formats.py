@@ -136,7 +136,7 @@ DERIVED = "inference", "threshold_rule", "statement", "dpaudit"  # other words a
 def evil(values: Any) -> Any:
     """The same with hostile words for every text but those that have to be one of few."""
     if isinstance(values, dict):
-        kept = ("kind", "verdict", "mode", "tradeoff", "source", "canary", *DERIVED)
+        kept = ("kind", "verdict", "mode", "tradeoff", "source", "canary", "counts", *DERIVED)
         changed = {key: one if key in kept else evil(one) for key, one in values.items()}
         return {**changed, EVIL: EVIL}
     if isinstance(values, list):

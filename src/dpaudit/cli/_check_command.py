@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,9 +19,6 @@ from dpaudit.cli._console import output, print_json
 from dpaudit.cli._exit_status import ExitStatus
 from dpaudit.cli._options import Json
 from dpaudit.errors import DpauditError, InputError
-
-if TYPE_CHECKING:  # loads torch: imported when the command is called
-    from dpaudit.observers.opacus import LintReport
 
 _Target = Annotated[
     str,
@@ -56,18 +53,17 @@ def check(
     """
     from dpaudit.observers import opacus  # noqa: PLC0415  # loads torch, or raises if it is missing
 
-    training = opacus.PreparedTraining.of(_called(_function(target), target))
+    function = _function(target)
+    with _others_code(f"Calling {target}"):
+        prepared = function()
+    training = opacus.PreparedTraining.of(prepared)
     lint_report = opacus.check_prepared(training, noise_multiplier=noise_multiplier, sample_rate=sample_rate)
     if as_json:
         print_json(lint_report.to_dict())
     else:
-        _print(lint_report)
+        output().print(str(lint_report), soft_wrap=True)
     if lint_report.findings:
         raise ExitStatus(1)
-
-
-def _print(lint_report: LintReport) -> None:
-    output().print(str(lint_report), soft_wrap=True)
 
 
 def _function(target: str) -> Callable[[], Any]:
@@ -78,34 +74,28 @@ def _function(target: str) -> Callable[[], Any]:
     function = getattr(module, name, None)
     if not callable(function):
         functions = [
-            attribute for attribute, value in vars(module).items() if _is_own_function(value, module)
+            attribute
+            for attribute, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
         ]
         raise InputError(
             f"Expected a function of {place}, got {name!r}: it has {', '.join(functions) or 'no functions'}."
         )
-    return _without_arguments(function, target)
-
-
-def _is_own_function(value: object, module: ModuleType) -> bool:
-    return inspect.isfunction(value) and value.__module__ == module.__name__
-
-
-def _without_arguments(function: Callable[..., Any], target: str) -> Callable[[], Any]:
     try:
         inspect.signature(function).bind()
     except TypeError as error:
         raise InputError(f"Expected a function that needs no arguments, got {target}: {error}.") from error
-    return function
+    return function  # type: ignore[no-any-return]
 
 
 def _module(place: str) -> ModuleType:
     """Import a file or a module; modules beside the file or in the current directory can be imported."""
-    path = Path(place)
-    if path.suffix != ".py":
-        return _imported(place, Path.cwd(), lambda: importlib.import_module(place))
-    if not path.is_file():
+    path, is_file = Path(place), place.endswith(".py")
+    if is_file and not path.is_file():
         raise InputError(f"Expected a file {place}, but there is none.")
-    return _imported(place, path.resolve().parent, lambda: _loaded(path))
+    sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
+    with _others_code(f"Importing {place}"):
+        return _loaded(path) if is_file else importlib.import_module(place)
 
 
 def _loaded(path: Path) -> ModuleType:
@@ -117,17 +107,6 @@ def _loaded(path: Path) -> ModuleType:
     sys.modules[name] = module  # where pickle and dataclasses look it up
     spec.loader.exec_module(module)
     return module
-
-
-def _imported(place: str, folder: Path, load: Callable[[], ModuleType]) -> ModuleType:
-    sys.path.insert(0, str(folder))
-    with _others_code(f"Importing {place}"):
-        return load()
-
-
-def _called(function: Callable[[], Any], target: str) -> Any:
-    with _others_code(f"Calling {target}"):
-        return function()
 
 
 @contextmanager

@@ -105,8 +105,9 @@ def exit_status_of(error: BaseException, words: Sequence[str]) -> int:
     if "--json" in (words[: words.index("--")] if "--" in words else words):
         _print_json(error, sentence, status)
     _print(sentence)
-    if status == INCOMPLETE and path is None:
-        _print_traceback(error)
+    with suppress(Exception):
+        if status == INCOMPLETE and path is None:
+            traceback.print_exception(error)
     with suppress(Exception):
         sys.stdout.flush()
         return status
@@ -185,11 +186,6 @@ def _write_traceback(error: BaseException) -> Path | None:
             file.write(text)
         return Path(name)
     return None
-
-
-def _print_traceback(error: BaseException) -> None:
-    with suppress(Exception):
-        sys.stderr.write("".join(traceback.format_exception(error)))
 
 
 def printable(text: str) -> str:

@@ -60,15 +60,13 @@ def _measure(figure: Figure, folder: Path, **options: Any) -> tuple[Reproduced, 
     from dpaudit.report.reproduction import require_plotting, write_reproduced  # noqa: PLC0415
 
     require_plotting()  # fail before the work, not after it
-    with ProgressDisplay() as display:
-
-        def progress_text() -> str:
-            return f" after {display.num_done} of {display.num_all} cells of {figure.name}"
-
-        with display.resumable(progress_text):
-            reproduced = reproduction.reproduce(
-                figure, output=folder, watch=display.part, within=display.within, **options
-            )
+    with (
+        ProgressDisplay() as display,
+        display.resumable(lambda: f" after {display.num_done} of {display.num_all} cells of {figure.name}"),
+    ):
+        reproduced = reproduction.reproduce(
+            figure, output=folder, watch=display.part, within=display.within, **options
+        )
     return reproduced, write_reproduced(reproduced, folder)
 
 

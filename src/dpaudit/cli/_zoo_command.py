@@ -175,10 +175,8 @@ def _run(only: list[str], seed: int, folder: Path) -> dict[str, Any]:
     import dpaudit.zoo as package  # noqa: PLC0415  # loads torch
 
     entries = package.chosen(package.ENTRIES, only)
-    with ProgressDisplay() as display:
-
-        def kept() -> str:
-            return f" after {display.num_done} of {len(entries)} entries"
-
-        with display.resumable(kept):
-            return package.run_zoo(entries, seed=seed, output=folder, watch=display.part)
+    with (
+        ProgressDisplay() as display,
+        display.resumable(lambda: f" after {display.num_done} of {len(entries)} entries"),
+    ):
+        return package.run_zoo(entries, seed=seed, output=folder, watch=display.part)
