@@ -122,26 +122,15 @@ def _many_models(values: _Values) -> list[tuple[str, str]]:
     return rows
 
 
-class _NumberedAssumptions:
-    """Assumptions, numbered in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def cell(self, assumptions: list[str]) -> str:
-        for text in assumptions:
-            self.numbers.setdefault(text, len(self.numbers) + 1)
-        return " ".join(map(str, sorted(self.numbers[text] for text in assumptions)))
-
-
 def _print_methods(console: Console, values: _Values, left_out: bool) -> None:
-    notes = _NumberedAssumptions()
+    texts = dict.fromkeys(text for row in values["methods"] for text in row["assumptions"])
+    notes = {text: str(number) for number, text in enumerate(texts, start=1)}
     composed = any(row["training_epsilon"] is not None for row in values["methods"])
     table = _table(values, notes, composed)
     console.print(_heading(values, left_out))
     print_table(console, table)
     console.print()
-    print_labelled(console, [(str(number), text) for text, number in notes.numbers.items()])
+    print_labelled(console, [(number, text) for text, number in notes.items()])
     console.print()
     legend = [
         ("CP", "Clopper-Pearson"),
@@ -168,7 +157,7 @@ def _heading(values: _Values, left_out: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(values: _Values, notes: _NumberedAssumptions, composed: bool) -> Table:
+def _table(values: _Values, notes: Mapping[str, str], composed: bool) -> Table:
     table = slim_table("method", "threshold")
     for name in (_symbol(values), "epsilon", "training") if composed else (_symbol(values), "epsilon"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -191,12 +180,17 @@ def _symbol(values: _Values) -> str:
     return "1/noise" if symbol.startswith("1/") else symbol
 
 
-def _cells(row: _Values, notes: _NumberedAssumptions, composed: bool) -> list[str]:
+def _cells(row: _Values, notes: Mapping[str, str], composed: bool) -> list[str]:
     parameter = "" if row["symbol"] == "epsilon" else _number(row["parameter"])
     rule = ThresholdRule.from_dict(row["threshold_rule"]).label
     cells = [row["name"], rule, parameter, _number(row["epsilon"])]
     training = [_number(row["training_epsilon"])] if composed else []
-    return [*cells, *training, row["kind"], notes.cell(row["assumptions"])]
+    return [
+        *cells,
+        *training,
+        row["kind"],
+        " ".join(number for text, number in notes.items() if text in row["assumptions"]),
+    ]
 
 
 def _number(value: float | str | None) -> str:
