@@ -198,11 +198,6 @@ class NoiseRecord:
         """The sum of all squares."""
         return float(sum(self.step_energies))
 
-    @property
-    def num_signed(self) -> int:
-        """The number of steps whose signs are known."""
-        return len(self.rows)
-
     def once(self, name: str, compute: Callable[[], _Array]) -> _Array:
         """Return what ``compute`` returns, which is called once per name; tests must not change it."""
         if name not in self._cache:
@@ -233,21 +228,14 @@ class NoiseRecord:
         return float((sums**2 / sizes).sum())
 
     @property
-    def agreeing(self) -> FloatArray:
-        """For each pair of leaves, how many signs of their leading coordinates agree."""
-        return self._sign_pairs[0]
+    def sign_pairs(self) -> tuple[FloatArray, FloatArray]:
+        """For each pair of leaves, how many signs of their leading coordinates agree, and how many differ.
 
-    @property
-    def differing(self) -> FloatArray:
-        """For each pair of leaves, how many differ; the remaining numbers are too small to have a sign."""
-        return self._sign_pairs[1]
-
-    @property
-    def _sign_pairs(self) -> tuple[FloatArray, FloatArray]:
+        The remaining numbers are too small to have a sign.
+        """
         return self.once("sign pairs", self._count_sign_pairs)
 
     def _count_sign_pairs(self) -> tuple[FloatArray, FloatArray]:
-        """Count signs of the leading coordinates that agree and differ, for each pair of leaves."""
         count = self.layout.compared.size
         ended = np.pad(self.signs, ((0, 0), (0, 1)))  # a last column of zeros, beyond the end of a leaf
         values = ended[:, self.layout.heads].transpose(1, 0, 2).reshape(count, -1)  # counts are exact

@@ -223,8 +223,8 @@ def leaf_correlation(record: NoiseRecord) -> Check | None:
         return None
     widths = (layout.heads >= 0).sum(axis=1)
     upper = np.triu_indices(len(widths), 1)
-    agreeing, differing = record.agreeing[upper], record.differing[upper]
-    numbers = record.num_signed * np.minimum.outer(widths, widths)[upper]
+    agreeing, differing = (pairs[upper] for pairs in record.sign_pairs)
+    numbers = len(record.rows) * np.minimum.outer(widths, widths)[upper]
     p_values, correlations = sign_p_value(agreeing, differing, numbers), sign_correlation(agreeing, differing)
     best = int(np.argmin(p_values))
     first, second = (layout.names[layout.compared[leaf[best]]] for leaf in upper)
@@ -248,7 +248,7 @@ def coordinate_correlation(record: NoiseRecord) -> Check | None:
     """
     if record.energies.size == record.layout.sizes.size:  # one coordinate in each leaf
         return None
-    sums = record.num_signed * record.layout.sizes.size
+    sums = len(record.rows) * record.layout.sizes.size
     share = record.sum_energy / sums
     return Check(
         name="coordinate-correlation",
