@@ -280,6 +280,19 @@ def test_the_bound_without_independence_is_below_the_one_with_it():
     assert 0 < recorder.one_run_bound().epsilon < recorder.audit().bound.epsilon
 
 
+def test_scores_of_steps_and_of_whole_runs_have_bounds_of_their_own():
+    with pytest.raises(
+        dpaudit.InputError, match="one score per canary for the whole run, got scores of single"
+    ):
+        recorder_of(5, 8, 1.0, seed=0).one_run_bound()
+    whole = whole_run(40, num_steps=5)
+    for show in (whole.live, whole.curve, whole.trajectory):
+        with pytest.raises(dpaudit.InputError, match="there is no bound before the last step"):
+            show()
+    assert "bound so far" not in whole._repr_html_()
+    assert not whole.state_dict()["shown"]
+
+
 def test_an_unfinished_whole_run_is_not_judged():
     recorder = Recorder(
         claim=dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=9, delta=1e-5),

@@ -303,7 +303,9 @@ class Recorder:
         As in :meth:`audit`, the recorder of an observer accepts any part of the claim.
         """
         if not isinstance(self.scorer, WholeRun):
-            raise InputError("Expected one score per canary for the whole run, got scores of steps: audit().")
+            raise InputError(
+                "Expected one score per canary for the whole run, got scores of single steps: use audit()."
+            )
         claim, _ = self._auditable(None, self._claims.pop_params(numbers))
         if numbers:
             raise TypeError(f"one_run_bound() got an unexpected keyword argument {next(iter(numbers))!r}")
