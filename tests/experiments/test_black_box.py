@@ -120,17 +120,6 @@ def test_forgotten_noise_is_a_violation_of_the_claim(tiny: Make) -> None:
     assert values["claim"]["epsilon"] < values["bound"]["epsilon"] <= values["largest_epsilon"]
 
 
-@pytest.mark.long  # tests/experiments/trials compare the pools too
-@pytest.mark.parametrize("pool", ["processes", "ray"])
-def test_scores_do_not_depend_on_who_trains(pool: str, tiny: Make) -> None:
-    if pool == "ray":
-        pytest.importorskip("ray")
-    alone, other = tiny("audit.num_models=34"), tiny("audit.num_models=34", f"pool={pool}", output="other")
-    run(alone)
-    run(other)
-    assert scores(alone) == scores(other)
-
-
 def test_without_noise_there_is_a_bound_and_no_verdict(tiny: Make) -> None:
     start = "audit.initialization={kind='pre-trained', num_steps=50}"
     values = run(tiny(start)).values
@@ -216,19 +205,6 @@ def test_a_run_keeps_its_canary_whatever_becomes_of_its_file(tiny: Make, tmp_pat
         run(config)
 
 
-def test_a_canary_that_is_damaged_is_told(tiny: Make) -> None:
-    config = tiny()
-    run(config)
-    folder = Path(config.output)
-    (folder / "result.json").unlink()
-    (folder / "canary.json").write_text('{"inputs": {"shape": [1], "float32": "AAAA"}, "target": 1}')
-    with pytest.raises(InputError, match=r"canary\.json to be as the run wrote it"):
-        run(config)
-    (folder / "canary.json").write_text("{")
-    with pytest.raises(InputError, match="Expected the canary of the run in"):
-        run(config)
-
-
 def test_a_canary_is_that_of_its_run_even_before_the_first_trial(tiny: Make) -> None:
     config, other = tiny(), tiny("seed=4", output="other")
     for one in (config, other):
@@ -244,6 +220,9 @@ def test_a_canary_is_that_of_its_run_even_before_the_first_trial(tiny: Make) -> 
         run(config)
     path.write_text((Path(other.output) / "canary.json").read_text())
     with pytest.raises(InputError, match="got that of another run"):
+        run(config)
+    path.write_text("{")
+    with pytest.raises(InputError, match="Expected the canary of the run in"):
         run(config)
     path.write_text(whole)
     assert verify(folder).status == "unfinished"
@@ -337,15 +316,15 @@ def test_a_function_whose_code_has_changed_is_another_run(tiny: Make, tmp_path: 
         assert run(config).values == found
 
 
-def test_more_guesses_than_canaries_are_told_before_the_training(tiny: Make, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"Expected audit\.num_guesses=41 to be at most 40"):
-        run(one_run(tiny, "audit.num_guesses=41"))
-    assert not (tmp_path / "run" / "config.json").exists()
-
-
-def test_one_training_has_no_other_methods(tiny: Make) -> None:
+def test_one_training_run_is_refused_what_it_cannot_do(tiny: Make, tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="Expected no methods with threat_model = 'black-box'"):
         one_run(tiny, 'audit.methods=["f-DP(CP)"]')
+    for change, most in (("num_guesses=41", 40), ("num_canaries=65", 64)):
+        with pytest.raises(InputError, match=rf"Expected audit\.{change} to be at most {most}"):
+            run(one_run(tiny, f"audit.{change}"))
+    with pytest.raises(InputError, match="use run"):
+        rehearse(tiny())
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_a_run_without_a_claim_has_a_report(tiny: Make) -> None:
@@ -361,11 +340,6 @@ def test_a_run_without_a_claim_has_a_report(tiny: Make) -> None:
 def test_where_every_trial_fails_the_first_error_is_the_answer(of_function: Make) -> None:
     with pytest.raises(InputError, match=r"ValueError: .* examples are not enough"):
         run(of_function("train_never"))
-
-
-def test_no_rehearsal_of_many_trainings(tiny: Make) -> None:
-    with pytest.raises(InputError, match="use run"):
-        rehearse(tiny())
 
 
 def one_run(tiny: Make, *changes: str) -> Config:
@@ -414,11 +388,6 @@ def test_one_training_without_noise_gives_its_canaries_away(tiny: Make) -> None:
     for _ in final.training.run():
         pass
     assert Guesses.from_scores(final.scores, final.present, num_guesses=40).num_correct >= 32
-
-
-def test_more_canaries_than_held_out_examples_are_refused(tiny: Make) -> None:
-    with pytest.raises(InputError, match=r"Expected audit.num_canaries=65 to be at most 64"):
-        run(one_run(tiny, "audit.num_canaries=65"))
 
 
 @pytest.mark.parametrize("config", [ExampleConfig(kind="mislabelled"), GivenConfig(kind="example", index=0)])

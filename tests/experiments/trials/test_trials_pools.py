@@ -43,25 +43,11 @@ def folder_in(tmp_path: Path, name: str) -> str:
     return str(tmp_path / name)
 
 
-def torch_plan() -> TrialPlan:
-    recipe = function_recipe("trial_functions:trained", data="trial_functions:points")
-    return TrialPlan(recipe=recipe, num_trials=6, seed=1)
-
-
 @pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_processes_give_the_scores_of_one_after_another(tmp_path: Path, num_workers: int) -> None:
     plan = plan_of("in_company", num_trials=20, group_size=3)
     serial, pool = finish(plan, tmp_path / "serial"), Processes(num_workers=num_workers)
     assert dict(finish(plan, tmp_path / "processes", pool).scores) == dict(serial.scores)
-
-
-@pytest.mark.long
-def test_real_trainings_have_the_same_scores_in_processes(tmp_path: Path) -> None:
-    serial = finish(torch_plan(), tmp_path / "serial")
-    assert serial.failures == {}
-    assert len(set(serial.scores.values())) == 6
-    processes = finish(torch_plan(), tmp_path / "processes", Processes(num_workers=2))
-    assert dict(processes.scores) == dict(serial.scores)
 
 
 @pytest.mark.long
@@ -106,13 +92,6 @@ def test_trials_without_memory_are_tried_again_by_another_worker(tmp_path: Path)
     )
     workers = [path.read_text() for path in (tmp_path / "marks").iterdir()]
     assert len(set(workers)) == len(workers) == 2
-
-
-def test_a_failing_trial_is_recorded_by_processes(tmp_path: Path) -> None:
-    run = finish(plan_of("failing", numbers=[3]), tmp_path, Processes(num_workers=1))
-    assert list(run.failures) == [3]
-    assert "ZeroDivisionError: this training diverged" in run.failures[3]
-    assert len(run.scores) == 9
 
 
 def test_what_is_wrong_for_every_trial_ends_processes_with_one_sentence(tmp_path: Path) -> None:

@@ -64,29 +64,20 @@ def test_observations_are_in_the_order_of_the_trials(tmp_path: Path) -> None:
 
 
 def test_the_results_of_a_pool_are_closed_however_the_run_ends(tmp_path: Path) -> None:
-    class Results:
-        """Not a generator, which Python closes by itself."""
+    closed: list[str] = []
 
-        def __init__(self, values: Iterator[tuple[Group, Finished]]) -> None:
-            self.values, self.is_closed = values, False
-
-        def __iter__(self) -> Iterator[tuple[Group, Finished]]:
-            return self.values
-
+    class Results(map):  # type: ignore[type-arg]  # not a generator, which Python closes by itself
         def close(self) -> None:
-            self.is_closed = True
-
-    made: list[Results] = []
+            closed.append("once")
 
     class Closable:
-        def map(self, task: Task, groups: Sequence[Group]) -> Results:
-            made.append(Results(map(task, groups)))
-            return made[-1]
+        def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
+            return Results(task, groups)
 
     finish(plan_of(), tmp_path / "whole", Closable())
     with pytest.raises(IncompleteError):
         finish(plan_of("without", fault="disk", number=4, folder=str(tmp_path)), tmp_path / "run", Closable())
-    assert [one.is_closed for one in made] == [True, True]
+    assert closed == ["once", "once"]
 
 
 def test_anything_with_a_map_is_a_pool(tmp_path: Path) -> None:
@@ -161,6 +152,10 @@ def test_a_trial_that_fails_is_recorded_stops_no_other_and_is_tried_again_on_req
     run = finish(plan, tmp_path / "run")
     assert sorted(run.failures) == [2, 5]
     assert "Traceback" in run.failures[2]
+    observations = run.observations  # a failure never helps the audit
+    assert observations is not None
+    assert observations.without_canary[1] > max(run.scores.values())
+    assert observations.with_canary[2] < min(run.scores.values())
     assert run.failure_summary == (
         "2 of 10 trials failed, the first of them trial 2: ZeroDivisionError: this training diverged. Failed "
         "trials count against the audit; use --retry-failed to repeat them."
@@ -172,15 +167,6 @@ def test_a_trial_that_fails_is_recorded_stops_no_other_and_is_tried_again_on_req
     assert run.num_retried == finish(plan, tmp_path / "run").num_retried == 2
     assert run.failure_summary is None
     assert dict(run.scores) == undisturbed(plan, tmp_path)
-
-
-def test_a_failure_never_helps_the_audit(tmp_path: Path) -> None:
-    run = finish(plan_of("failing", numbers=[2, 5]), tmp_path)
-    observations = run.observations
-    assert observations is not None
-    assert len(observations.with_canary) == len(observations.without_canary) == 5
-    assert observations.without_canary[1] > max(run.scores.values())
-    assert observations.with_canary[2] < min(run.scores.values())
 
 
 def test_a_failure_beside_a_model_that_diverged_leaves_finite_observations(tmp_path: Path) -> None:
@@ -221,13 +207,6 @@ def test_a_scorer_that_misbehaves_is_a_failed_trial(tmp_path: Path, name: str, r
     run = finish(plan_of(name, num_trials=2, group_size=2), tmp_path)
     assert all(reason in error for error in run.failures.values())
     assert len(run.failures) == 2
-
-
-def test_what_a_training_prints_does_not_go_to_standard_output(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    finish(plan_of("loud", num_trials=2), tmp_path)
-    assert capfd.readouterr() == ("", "a training that talks\n" * 2)
 
 
 @pytest.mark.parametrize(

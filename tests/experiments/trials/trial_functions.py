@@ -182,28 +182,3 @@ def nothing(dataset: np.ndarray, seed: int) -> None:
 
 def product(model: Callable[[Any], Any], example: np.ndarray, label: int) -> float:
     return 2.0 * float(model(example[None])[0, label])
-
-
-def points() -> Neighbours:
-    import torch  # noqa: PLC0415  # no other worker waits for it
-
-    inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
-    labels = (inputs[:, 0] > 0).long()
-    canary = torch.full((8,), 3.0), 0
-    more = torch.cat([inputs, canary[0][None]]), torch.cat([labels, torch.tensor([0])])
-    return Neighbours(with_canary=more, without_canary=(inputs, labels), canary=canary)
-
-
-def trained(dataset: Any, seed: int) -> Any:
-    """A small network, really trained."""
-    import torch  # noqa: PLC0415
-
-    torch.manual_seed(seed)
-    inputs, labels = dataset
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 2))
-    weights = list(model.parameters())
-    for _ in range(20):  # without torch.optim, which takes longer to load than all of this
-        loss = torch.nn.functional.cross_entropy(model(inputs), labels)
-        for weight, slope in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-            weight.data -= 0.5 * slope
-    return model
