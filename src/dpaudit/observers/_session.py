@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import wraps
+from functools import lru_cache, wraps
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
@@ -238,7 +238,7 @@ class StepRecorder:
         facts: Callable[[], TrainingInfo],
         **options: Any,
     ) -> None:
-        self.batches, self.is_over = batches, False
+        self.is_over = False
         self.checks: list[RunCheck] = [*settings, SumRecord(), batches, *checks]
         """All checks but those of the noise."""
         signal = min(canary.scale, 1.0) if isinstance(canary, GradientCanary) else 1.0
@@ -314,8 +314,9 @@ class AuditedSteps:
         self.layout = ParameterLayout((), ())
         """The named parameters of a gradient; none before the first."""
         self._read_layout = read_layout
-        self._directions: dict[int, Directions] = {}
         if isinstance(canary, GradientCanary):
+            cached = lru_cache(canary.num_variants)
+            self._directions = cached(lambda variant: self.plan.directions(variant, self.layout))
             log = ObservedCanaries(canary, self.directions_of, lambda: self.layout, lambda: self.eps)
             options["canaries"] = log
         claim, numbers = claimed_numbers(
@@ -373,12 +374,8 @@ class AuditedSteps:
 
     def directions_of(self, index: int) -> Directions:
         """Return the directions of the canaries of a step."""
-        variant = self.plan.canary.variant(index)
-        if variant not in self._directions:
-            if self.plan.canary.moving:
-                self._directions.clear()
-            self._directions[variant] = self.plan.directions(index, self.layout)
-        return self._directions[variant]
+        directions: Directions = self._directions(self.plan.canary.variant(index))
+        return directions
 
     def observe(self, step: ObservedStep) -> None:
         """Record the step in progress."""
