@@ -8,8 +8,9 @@ from statistical_limits import LEVEL, most_flagged
 
 import dpaudit
 from dpaudit import _provenance
+from dpaudit.canaries import CanaryPlan, ParameterLayout
 from dpaudit.diagnostics import NoiseCheck
-from dpaudit.recording import PerStep, Recorder, UntestedError, WholeRun
+from dpaudit.recording import ObservedCanaries, PerStep, Recorder, UntestedError, WholeRun
 from dpaudit.report import Run
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
@@ -291,6 +292,24 @@ def test_scores_of_steps_and_of_whole_runs_have_bounds_of_their_own():
             show()
     assert "bound so far" not in whole._repr_html_()
     assert not whole.state_dict()["shown"]
+
+
+def test_another_inference_on_whole_runs_counts_at_the_threshold_of_the_claim():
+    result = whole_run(40, num_steps=5).audit(inference=dpaudit.ClopperPearson())
+    assert result.bound.threshold_rule == dpaudit.Fixed(0.0)
+
+
+def test_short_canaries_do_not_count_for_the_bound():
+    canary, layout = dpaudit.Mixture(), ParameterLayout(("weight",), ((400,),))
+    plan = CanaryPlan(canary, 64, 0)
+    observed = ObservedCanaries(canary, lambda index: plan.directions(index, layout), lambda: layout)
+    recorder = dpaudit.Recorder(claim=CLAIM, num_steps=20, scorer=PerStep(canaries=observed))
+    for index in range(20):
+        recorder.record(np.zeros(64), plan.coins(index))
+    scores = recorder.observations
+    assert 0 < canary.num_excluded(64) < 64
+    counted = canary.num_counted(20) * (64 - canary.num_excluded(64))
+    assert scores.with_canary.size + scores.without_canary.size == counted
 
 
 def test_an_unfinished_whole_run_is_not_judged():
