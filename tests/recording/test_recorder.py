@@ -257,6 +257,13 @@ def test_log_likelihood_ratios_are_those_of_the_whole_run():
 
 
 @pytest.mark.long
+def test_correct_whole_runs_are_flagged_in_at_most_5_percent(is_long):
+    seeds = range(200 if is_long else 40)
+    flagged = sum(whole_run(1000, seed=seed).audit().verdict is dpaudit.Verdict.VIOLATION for seed in seeds)
+    assert flagged <= most_flagged(len(seeds))
+
+
+@pytest.mark.long
 def test_whole_runs_are_judged_by_the_curve_of_the_whole_training():
     assert whole_run(4000, seed=1).audit(confidence=1 - LEVEL).verdict is dpaudit.Verdict.NO_VIOLATION
     broken = whole_run(4000, seed=1, factor=0.75).audit()

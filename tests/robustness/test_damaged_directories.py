@@ -358,6 +358,7 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "methods.f-DP(CP).epsilon": lambda values: values["methods"][0].update(epsilon=0.25),
     "methods, one less": lambda values: values["methods"].pop(),
     "methods, none": lambda values: values.update(methods=[]),
+    "refuted, as a table": lambda values: values.update(refuted={"nothing": "at all"}),
     "findings": lambda values: values["diagnosis"]["tests"][0].update(p_value=1e-12),
     "diagnosis": lambda values: values.update(diagnosis=None),
     "diagnosis.confidence": lambda values: values["diagnosis"].update(confidence=0.95),
@@ -435,6 +436,22 @@ def test_what_a_forger_can_change_is_listed(words: str, small: Runs) -> None:
     assert before not in found["verify"][2]
     listed = (ROOT / "docs" / "run.md").read_text().partition("but a forger can change")[2]
     assert words in listed.partition("Publish the seal")[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("confidence", "high"), ("methods", 3), ("first_steps", "all"), ("threshold", "low")]
+)
+def test_a_setting_that_no_run_writes_is_refused_without_a_config(key: str, value: Any, small: Runs) -> None:
+    small.restored("finished")
+    (small.at / "config.json").unlink()
+    path = small.at / "result.json"
+    values = json.loads(path.read_text())
+    values["audit"][key] = value
+    path.write_text(json.dumps(values))
+    seal(small.at)
+    status, _, text = small._call("verify", small.at)
+    assert status == 2
+    assert f"Expected audit.{key} as a run writes it" in text
 
 
 @pytest.mark.parametrize("key", ["bound.counts", "methods, one less", "audit", "bound, by another method"])

@@ -79,11 +79,12 @@ GRADIENT_CANARIES: Final[Mapping[str, Callable[..., canaries.GradientCanary]]] =
     "mixture": canaries.Mixture,
     "random-direction": canaries.RandomDirection,
 }
-_RULES: Final[Mapping[str | None, ThresholdRule | None]] = {
+THRESHOLD_RULES: Final[Mapping[str | None, ThresholdRule | None]] = {
     None: None,  # the number of scores determines the rule; all choices are sound
     "simultaneous": Simultaneous(),
     "held-out": HeldOut(),
 }
+"""The values of ``audit.threshold``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,7 +335,9 @@ def bound_of_runs(scores: RunScores) -> Bound:
 
 
 def _method_of_runs(scores: RunScores) -> tuple[Any, ThresholdRule]:
-    return default_method(scores.observations, scores.curve, None, _RULES[scores.audit.get("threshold")])
+    return default_method(
+        scores.observations, scores.curve, None, THRESHOLD_RULES[scores.audit.get("threshold")]
+    )
 
 
 def _compare_runs(scores: RunScores) -> MethodComparison:
@@ -345,7 +348,7 @@ def _compare_runs(scores: RunScores) -> MethodComparison:
     """
     claim, result, confidence = scores.claim, None, scores.audit["confidence"]
     if claim is not None:
-        rule = _RULES[scores.audit.get("threshold")]
+        rule = THRESHOLD_RULES[scores.audit.get("threshold")]
         result = audit_recorded(
             scores.observations, claim=claim, confidence=confidence, tradeoff=scores.curve, threshold=rule
         )

@@ -25,6 +25,7 @@ from dpaudit.errors import DpauditError, IncompleteError, InputError, message_of
 from dpaudit.experiments._analysis import (
     RESULT_SCHEMA,
     RETRIED,
+    THRESHOLD_RULES,
     RunScores,
     compare,
     confidences,
@@ -128,7 +129,9 @@ def verify_against_scores(folder: Path, values: Mapping[str, Any]) -> None:
             raise InputError(f"Expected schema_version={RESULT_SCHEMA}, got another one.")
         config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
         raise_on_mismatch(path, "config.json", values, _config_values(config), rel_tol=0.0)
-        scores = RunScores.read(folder, values, config["config"]["audit"] if config else values["audit"])
+        audit = config["config"]["audit"] if config else values["audit"]
+        _require_settings(audit)
+        scores = RunScores.read(folder, values, audit)
         comparison = _compare(scores)
         writer = quoted(values["provenance"]["packages"]["dpaudit"])[1:-1]
         reason = f", or version {writer} of dpaudit, which the run names, computed it otherwise"
@@ -169,8 +172,7 @@ def iter_differences(
     else must be equal.
     """
     before, after = _as_table(stored), _as_table(expected)
-    are_lists = isinstance(stored, list) and isinstance(expected, list)
-    if before is None or after is None or (are_lists and len(before) != len(after)):
+    if before is None or after is None or not _are_alike(stored, expected):
         if stored != expected and not _is_close(key, stored, expected, rel_tol):
             yield key, stored, expected
         return
@@ -182,6 +184,13 @@ def _as_table(value: object) -> dict[Any, object] | None:
     if isinstance(value, list):
         return dict(enumerate(value))
     return value if isinstance(value, dict) else None
+
+
+def _are_alike(stored: object, expected: object) -> bool:
+    """Return whether both are tables, or both lists of one length."""
+    if isinstance(stored, list) and isinstance(expected, list):
+        return len(stored) == len(expected)
+    return isinstance(stored, dict) and isinstance(expected, dict)
 
 
 def _is_close(key: str, stored: object, expected: object, rel_tol: float) -> bool:
@@ -206,6 +215,17 @@ def _as_damage(path: Path) -> Iterator[None]:
             f"Expected the result of a run in {path}, but it is damaged; delete it and run the same command "
             "again to recreate it."
         ) from error
+
+
+def _require_settings(audit: Mapping[str, Any]) -> None:
+    """Raise if a setting that the analysis computes with is of another kind, as only an edit leaves it."""
+    kinds = {"confidence": float, "methods": list | None, "canary_rate": int | float | None}
+    kinds |= dict.fromkeys(("first_steps", "num_guesses"), int | None)
+    wrong = [key for key, kind in kinds.items() if not isinstance(audit.get(key), kind)]
+    if audit.get("threshold") not in THRESHOLD_RULES:
+        wrong.append("threshold")
+    for key in wrong:
+        raise InputError(f"Expected audit.{key} as a run writes it, got {quoted(audit.get(key))}.")
 
 
 def _compare(scores: RunScores) -> MethodComparison:
