@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 from trial_runs import finish, plan_of, undisturbed
 
 from dpaudit import IncompleteError, InputError
+from dpaudit._provenance import digest
 from dpaudit.experiments.trials import Finished, Store, TrialPlan, open_store
+from dpaudit.experiments.trials._store import count_rows
 
 PLAN = plan_of(num_trials=10)
 STORE = "trials.jsonl"
@@ -87,6 +90,42 @@ def test_a_damaged_row_is_reported_dropped_and_computed_again(
     assert finish(PLAN, folder).remarks == ()
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"score": "high"},
+        {"score": True},
+        {"score": math.nan},
+        {"score": None},
+        {"score": None, "error": 5},
+        {"error": "boom"},
+        {"number": 10},
+        {"number": -2},
+        {"number": [4]},
+        {"number": 4.0},
+        {"present": True},
+        {"attempts": "x"},
+    ],
+)
+def test_a_row_with_a_new_checksum_that_no_trial_can_have_is_damaged(
+    folder: Path, tmp_path: Path, forged: dict[str, Any]
+) -> None:
+    values = {key: value for key, value in (lines(folder)[5] | forged).items() if key != "checksum"}
+    change(folder, 5, **values, checksum=digest([digest(PLAN.identity()), values]))
+    with pytest.raises(InputError, match="line 6 is damaged"):
+        count_rows(folder / STORE)
+    run = finish(PLAN, folder)
+    assert run.remarks == ("Line 6 of the stored trials was damaged; its trial is repeated.",)
+    assert dict(run.scores) == undisturbed(PLAN, tmp_path)
+
+
+def test_a_first_line_without_its_end_is_not_joined_with_the_next(folder: Path) -> None:
+    header = (folder / STORE).read_bytes().splitlines()[0]
+    (folder / STORE).write_bytes(header)
+    finish(PLAN, folder)
+    assert numbers(folder) == list(range(10))
+
+
 def test_a_score_with_the_checksum_of_another_trial_is_not_taken(folder: Path) -> None:
     row = lines(folder)[3]
     change(folder, 5, score=row["score"], checksum=row["checksum"])
@@ -102,7 +141,15 @@ def test_a_line_that_a_killed_process_has_not_finished_is_no_damage(folder: Path
 
 
 @pytest.mark.parametrize(
-    "content", [b"number,score\n0,1.5\n" * 400, b"x", b"[]\n", b"[" * 100_000, b'{"schema_version": 99}\n']
+    "content",
+    [
+        b"number,score\n0,1.5\n" * 400,
+        b"x",
+        b"[]\n",
+        b"[" * 100_000,
+        b'{"schema_version": 99}\n',
+        b'{"schema_version": 3, "identity": {"num_trials": "x"}}\n',
+    ],
 )
 def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     (tmp_path / STORE).write_bytes(content)

@@ -7,6 +7,7 @@ that does not begin with the identity of a run is refused.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -49,14 +50,25 @@ class TrialRow:
         return json.dumps({**values, "checksum": digest([run, values])}).encode() + b"\n"
 
     @classmethod
-    def from_line(cls, line: bytes, run: str) -> TrialRow | None:
+    def from_line(cls, line: bytes, run: str, num_trials: int) -> TrialRow | None:
         """Return the trial that :meth:`to_line` wrote; None if the line is damaged."""
         try:
             values = json.loads(line)
             checksum = values.pop("checksum")
-            return cls(**values) if checksum == digest([run, values]) else None
+            row = cls(**values)
+            return row if checksum == digest([run, values]) and row._is_possible(num_trials) else None
         except _NO_LINE:
             return None
+
+    def _is_possible(self, num_trials: int) -> bool:
+        """Return whether a trial of the run can have these values: whoever edits a line can seal it again."""
+        if type(self.number) is not int or type(self.attempts) is not int:
+            return False
+        if not 0 <= self.number < num_trials or self.present is not (self.number % 2 == 1):
+            return False
+        if self.score is None:
+            return isinstance(self.error, str)
+        return type(self.score) is float and math.isfinite(self.score) and self.error is None
 
 
 class Store:
@@ -147,20 +159,20 @@ class _StoredLines:
         with reading(path), open_file(path) as file:
             content = file.read(LARGEST_ARRAY + 1)
         header, *lines = content.splitlines(keepends=True) or [b""]
-        identity = _identity(header)
+        identity, is_torn = _identity(header), not content.endswith(b"\n")
         if identity is None or len(content) > LARGEST_ARRAY:
             raise InputError(
                 f"Expected the trials of a run in {path}, as this version of dpaudit writes them, got "
                 "something else. The file was not changed; move it away or choose another output directory."
             )
-        run, is_torn = digest(identity), bool(lines) and not lines[-1].endswith(b"\n")
-        if is_torn:
+        run, num_trials = digest(identity), identity["num_trials"]
+        if is_torn and lines:
             lines.pop()
-        rows = [(line, TrialRow.from_line(line, run)) for line in lines]
+        rows = [(line, TrialRow.from_line(line, run, num_trials)) for line in lines]
         return cls(
             identity=identity,
             rows=[row for _, row in rows if row is not None],
-            intact=header + b"".join(line for line, row in rows if row is not None),
+            intact=header.rstrip() + b"\n" + b"".join(line for line, row in rows if row is not None),
             damaged=[number for number, (_, row) in enumerate(rows, start=2) if row is None],
             is_torn=is_torn,
         )
@@ -170,7 +182,8 @@ def _identity(header: bytes) -> Any:
     """Return the identity of a run from the first line of its store; None if it is another line."""
     try:
         about = json.loads(header)
-        return about["identity"] if about["schema_version"] == Store.schema_version else None
+        identity, version = about["identity"], about["schema_version"]
+        return identity if version == Store.schema_version and type(identity["num_trials"]) is int else None
     except _NO_LINE:
         return None
 
