@@ -172,12 +172,20 @@ def cluster_without(*dead: str) -> Any:
     )
 
 
-def test_a_cluster_that_cannot_start_or_loses_a_process_is_no_bug_of_dpaudit() -> None:
+def test_a_cluster_that_cannot_start_or_loses_a_process_is_no_bug_of_dpaudit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", environment)
     timed_out = (
         r"^The Ray cluster was lost: it could not be started \(The current node timed out during startup\)\.$"
     )
-    with pytest.raises(IncompleteError, match=timed_out), _ray._connected(cluster_without(), None):
+    with (
+        pytest.raises(IncompleteError, match=timed_out),
+        _ray._connected(cluster_without(), Ray(max_retries=2)),
+    ):
         pass
+    assert environment["RAY_task_oom_retries"] == "2"  # otherwise without end
     died = r"^The Ray cluster was lost: its process raylet has died\.$"
     with pytest.raises(IncompleteError, match=died), _ray._noticing_loss(cluster_without("raylet")):
         raise OSError("Broken pipe")
@@ -265,7 +273,7 @@ def ray_runs(tmp_path: Path) -> dict[str, TrialsRun]:
         "failing": plan_of("failing", numbers=[3]),
         "memory": plan_of("out_of_memory", number=4, folder=folder_in(tmp_path, "notes"), times=2),
     }
-    with _ray._connected(ray, None):
+    with _ray._connected(ray, Ray()):
         assert ray.util.get_node_ip_address() == "127.0.0.1"
         assert "::ffff:127.0.0.1" in listening() <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
         runs = {name: finish(plan, tmp_path / name, Ray()) for name, plan in plans.items()}

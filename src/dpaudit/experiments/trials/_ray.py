@@ -127,7 +127,7 @@ def driver_main(descriptor: int) -> None:
     with channel.reporting():
         ray = _imported()
         # reported before Ray is shut down, which may hang
-        with _connected(ray, pool.address), channel.reporting(), _noticing_loss(ray):
+        with _connected(ray, pool), channel.reporting(), _noticing_loss(ray):
             numbers = {group[0].number: place for place, group in enumerate(trials)}
             for group, finished in _results(ray, pool, task, trials, channel.has_request):
                 channel.send({"number": numbers[group[0].number], "finished": finished.to_dict()})
@@ -213,13 +213,16 @@ def _require_alive(ray: Any) -> None:
 
 
 @contextmanager
-def _connected(ray: Any, address: str | None) -> Iterator[None]:
+def _connected(ray: Any, pool: Ray) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    address = pool.address
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # by default, Ray waits for a minute before it ends a process that has lost its cluster
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")
+    # by default, Ray retries forever what it kills because a machine has too little memory
+    os.environ.setdefault("RAY_task_oom_retries", str(pool.max_retries))
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         with _on_loopback(ray):
