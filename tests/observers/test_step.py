@@ -214,7 +214,11 @@ def test_there_may_be_no_other_examples():
     require_normal(recorder.observations, noise=NOISE)
 
 
-def test_gradients_or_releases_of_the_wrong_shape_are_refused():
+def test_gradients_releases_or_canaries_of_the_wrong_kind_are_refused():
+    with pytest.raises(
+        dpaudit.InputError, match=r"Expected canary to be a gradient canary such as Dirac\(\), got 3"
+    ):
+        watch(numpy_step(), canary=3)
     with pytest.raises(dpaudit.InputError, match=r"examples x parameters, got \(100,\)"):
         watch(numpy_step(), np.zeros(100))
     with pytest.raises(dpaudit.InputError, match=r"gradient of shape \(100,\), got \(1, 100\)"):

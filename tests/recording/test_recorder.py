@@ -10,7 +10,15 @@ import dpaudit
 from dpaudit import _provenance
 from dpaudit.canaries import CanaryPlan, ParameterLayout
 from dpaudit.diagnostics import NoiseCheck
-from dpaudit.recording import ObservedCanaries, PerStep, Recorder, UntestedError, WholeRun
+from dpaudit.recording import (
+    DPSGDParams,
+    ObservedCanaries,
+    PerStep,
+    ReadClaim,
+    Recorder,
+    UntestedError,
+    WholeRun,
+)
 from dpaudit.report import Run
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
@@ -49,6 +57,20 @@ def test_the_json_of_an_audit_says_where_its_numbers_come_from_and_only_that_ask
         assert len(asked) == 1
         asked.clear()
     assert "provenance" not in dpaudit.audit(recorder.observations, claim=CLAIM).to_dict()
+
+
+@pytest.mark.parametrize("claim", [None, 8.0, dpaudit.Claim])
+def test_a_claim_is_a_claim(claim):
+    with pytest.raises(dpaudit.InputError, match=r"Expected claim to be a Claim such as .*, got "):
+        Recorder(claim=claim, num_steps=5)
+
+
+def test_a_claim_and_its_numbers_are_not_both_passed_to_an_audit():
+    read = ReadClaim(lambda: DPSGDParams(noise_multiplier=1.0, sample_rate=0.1, delta=1e-5))
+    recorder = Recorder(claim=read, num_steps=1)
+    recorder.record([0.0, 1.0], [False, True])
+    with pytest.raises(dpaudit.InputError, match=r"Expected claim=\.\.\. or its numbers, got both"):
+        recorder.audit(claim=CLAIM, delta=1e-2)
 
 
 def test_an_epsilon_is_no_claim_of_steps():

@@ -135,6 +135,8 @@ def observe_step(
 
 def _number(num_canaries: int | None, canary: GradientCanary, num_parameters: int) -> int:
     """Return the number of canaries, by default as many as fit."""
+    if not isinstance(canary, GradientCanary):
+        raise InputError(f"Expected canary to be a gradient canary such as Dirac(), got {canary!r}.")
     fitting = max(1, min(_NUM_CANARIES, num_parameters // canary.places_per_canary))
     return fitting if num_canaries is None else num_canaries
 

@@ -135,6 +135,8 @@ class ReadClaim:
         """Return the source of a claim, which may be the claim itself."""
         if isinstance(claim, ReadClaim):
             return claim
+        if not isinstance(claim, Claim):
+            raise InputError(f"Expected claim to be a Claim such as Claim.gaussian(...), got {claim!r}.")
         rate = None if claim.training is None else claim.training.sample_rate
         numbers = DPSGDParams(noise_multiplier=claimed_noise(claim), sample_rate=rate)
         return cls(FrozenValue(numbers), fixed=claim)

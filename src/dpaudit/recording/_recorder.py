@@ -14,7 +14,14 @@ from dpaudit._types import FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import BatchRecord, Diagnosis, ObservedStep, RunCheck
 from dpaudit.errors import InputError
-from dpaudit.recording._claim_source import DPSGDParams, FrozenValue, ReadClaim, TrainingInfo, UntestedError
+from dpaudit.recording._claim_source import (
+    UNKNOWN,
+    DPSGDParams,
+    FrozenValue,
+    ReadClaim,
+    TrainingInfo,
+    UntestedError,
+)
 from dpaudit.recording._joint_verdict import (
     RunTests,
     SupportsDiagnose,
@@ -293,6 +300,8 @@ class Recorder:
         self._require_steps()
         self.scorer.require_fair(is_over=True)
         may_be_longer = self.scorer.covers_sampling
+        if claim is not None and overrides != UNKNOWN:
+            raise InputError("Expected claim=... or its numbers, got both: the claim contains its numbers.")
         claim = claim or self._claims.claim(self.num_done, overrides, may_be_longer=may_be_longer)
         self.scorer.require_signal(claim)
         return claim, self.scorer.observations(claim)
