@@ -26,7 +26,7 @@ from dpaudit.errors import DpauditError, IncompleteError, message_of
 _SIGNALS: Final = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _STOPPING: Final = b"Stopping after the current step or trial; a second signal stops at once.\n"
 _AGAIN_SECONDS = 0.01  # until the finalizer in which a signal arrived has ended
-# errors about a path that the user named, and that another path or permission would avoid; others are faults
+# errors about a path that the user named, and that another path or permission would avoid
 _OF_INPUT: Final = frozenset(
     {
         errno.EACCES,
@@ -40,6 +40,24 @@ _OF_INPUT: Final = frozenset(
         errno.ENOTEMPTY,
         errno.EPERM,
         errno.EROFS,
+    }
+)
+# others, such as a refused connection, are errors of the code that raised them
+_OF_MACHINE: Final = frozenset(
+    {
+        errno.EAGAIN,
+        errno.ECONNRESET,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENODEV,
+        errno.ENOLCK,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.EPIPE,
+        errno.ESTALE,
     }
 )
 _NO_MEMORY: Final = "there is not enough memory"
@@ -86,7 +104,7 @@ def _reported_fault(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError):
         message = message_of(error).lower()
         return next((fault for words, fault in _OF_LIBRARIES.items() if words in message), None)
-    if isinstance(error, OSError) and error.errno is not None and not is_about_input(error):
+    if isinstance(error, OSError) and error.errno in _OF_MACHINE:
         place = "" if error.filename is None else f"{error.filename}: "
         return f"{place}{error.strerror or error}"
     return None

@@ -201,6 +201,7 @@ def test_only_finite_scores_count(tmp_path: Path) -> None:
     [
         ("too_few", "Expected one score for each of 2 trials, got 1"),
         ("leaving", "SystemExit: a training that thinks it is a program"),
+        ("offline", "Connection refused"),  # by another machine: this one is not at fault
     ],
 )
 def test_a_scorer_that_misbehaves_is_a_failed_trial(tmp_path: Path, name: str, reason: str) -> None:

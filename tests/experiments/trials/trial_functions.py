@@ -136,6 +136,13 @@ def leaving() -> Scorer:
     return lambda _: sys.exit("a training that thinks it is a program")
 
 
+def offline() -> Scorer:
+    def score(_: object) -> list[float]:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    return score
+
+
 def dying_at_import() -> Scorer:
     os._exit(7)
 
