@@ -20,6 +20,7 @@ from statistical_limits import count_range
 from dpaudit import InputError
 from dpaudit.experiments import Config, Running, parse_config, rehearse, run
 from dpaudit.experiments._build import Resolved, load_data, resolve
+from dpaudit.experiments._directory import with_checksum
 from dpaudit.experiments._recompute import verify
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, _many_runs
 from dpaudit.experiments.black_box._canary import canaries_for
@@ -221,9 +222,10 @@ def test_a_canary_is_that_of_its_run_even_before_the_first_trial(tiny: Make) -> 
     path.write_text((Path(other.output) / "canary.json").read_text())
     with pytest.raises(InputError, match="got that of another run"):
         run(config)
-    path.write_text("{")
-    with pytest.raises(InputError, match="Expected the canary of the run in"):
-        run(config)
+    for content in ("{", json.dumps(with_checksum({"run": values["run"]}))):
+        path.write_text(content)
+        with pytest.raises(InputError, match="Expected the canary of the run in"):
+            run(config)
     path.write_text(whole)
     assert verify(folder).status == "unfinished"
     (folder / "config.json").unlink()

@@ -83,18 +83,19 @@ class SharedCanary:
         try:
             with reading(path), open_file(path) as file:
                 values = require_checksum(path, json.load(file), "delete it to compute it again")
-        except (ValueError, AttributeError) as error:
-            if isinstance(error, InputError):
+            canary = cls.from_dict(values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, InputError) and str(path) in str(error):
                 raise
             raise InputError(
                 f"Expected the canary of the run in {path}, but it cannot be read: {error}."
             ) from error
-        if values["run"] != run:  # nothing else shows this before a trial
+        if values.get("run") != run:  # nothing else shows this before a trial
             raise InputError(
                 f"Expected the canary of this run in {path}, got that of another run; restore it or delete "
                 "it to compute it again."
             )
-        return cls.from_dict(values)
+        return canary
 
 
 def as_data(held_out: HeldOutData) -> Dataset:
