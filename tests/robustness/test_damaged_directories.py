@@ -547,6 +547,19 @@ def test_strange_values_are_shown_or_refused(name: str, data: st.DataObject, sma
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize("resolved", [{}, {"resolved": 3}, {"resolved": {"seed": "three"}}])
+def test_a_run_without_the_values_that_it_started_with_is_refused(
+    resolved: dict[str, Any], small: Runs
+) -> None:
+    small.restored("unfinished")
+    path = small.at / "config.json"
+    config = json.loads(path.read_text())["config"]
+    path.write_text(json.dumps(with_checksum({"config": config, **resolved})))
+    status, _, text = small._call("run", small.config)
+    assert status == 2
+    assert f"in {path}, got none: the run was started by another version of dpaudit" in text
+
+
 def test_a_result_that_was_changed_is_not_shown_in_part(small: Runs) -> None:
     small.restored("finished")
     path = small.at / "result.json"

@@ -78,7 +78,8 @@ class RunDirectory:
                 f"Expected the config of the run in {self.path}, but {changed}; choose another output "
                 "directory."
             )
-        return dict(stored["resolved"])
+        resolved = stored.get("resolved")
+        return dict(resolved) if isinstance(resolved, Mapping) else {}
 
     def require_own_files(self, config: Config) -> None:
         """Raise if there is a file that a run of this mode does not write, since it would be sealed."""
