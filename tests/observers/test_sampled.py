@@ -71,7 +71,7 @@ def test_an_epsilon_is_no_claim_of_a_run():
 
 def test_a_run_goes_on_from_its_state_with_the_draws_that_were_seen():
     whole, rng = recorded(0), np.random.default_rng(0)
-    again = observing(np.zeros(CANARIES, bool))
+    again = observing(whole.scorer.present)
     again.load_state_dict(whole.state_dict())
     assert replace(again.audit(), times=None).to_dict() == replace(whole.audit(), times=None).to_dict()
     again.record(rng.normal(0.0, 0.5, CANARIES), np.zeros(CANARIES, bool))

@@ -263,6 +263,13 @@ def whole_run(num_canaries, *, num_steps=50, rate=0.1, noise=0.8, seed=0, factor
     return recorder
 
 
+def test_a_whole_run_is_not_resumed_with_other_canaries_in_its_data():
+    recorder, other = whole_run(40), whole_run(40, seed=1)
+    with pytest.raises(dpaudit.InputError, match="the same canaries in its data, got that of another: pass"):
+        other.load_state_dict(recorder.state_dict())
+    recorder.load_state_dict(recorder.state_dict())
+
+
 def test_log_likelihood_ratios_are_those_of_the_whole_run():
     scores = np.asarray([[0.3, 1.2], [-0.4, 2.0]])
     recorder = Recorder(

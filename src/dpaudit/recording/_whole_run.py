@@ -181,8 +181,12 @@ class WholeRun:
             raise InputError(
                 f"Expected {self.present.size} finite ratios in the state, got shape {ratios.shape}."
             )
-        self.num_done = _validate.integer("num_done", state["num_done"], low=0)
-        self.present, self.ratios = as_mask(state["present"], ratios.shape), ratios
+        if not np.array_equal(as_mask(state["present"], ratios.shape), self.present):
+            raise InputError(
+                "Expected the state of a run with the same canaries in its data, got that of another: pass "
+                "the same seed to the observer."
+            )
+        self.num_done, self.ratios = _validate.integer("num_done", state["num_done"], low=0), ratios
         self.drawn, self.absent = (RunningMoments(*state[side]) for side in ("drawn", "absent"))
 
     def __getstate__(self) -> dict[str, Any]:
