@@ -74,6 +74,8 @@ def test_canaries_that_are_scaled_down_have_a_cause_that_depends_on_the_noise(
 @pytest.mark.parametrize("sides", [(9, 100), (100, 9)])
 def test_few_scores_are_not_judged(sides: tuple[int, int]) -> None:
     check_signal([LengthMoments(moments(0.0, count=sides[0]), moments(0.0, count=sides[1]))], 1.0)
+    assert has_signal([LengthMoments(RunningMoments(), moments(0.0))], 1.0)
+    assert not has_signal([LengthMoments(moments(0.0, count=1), moments(0.0))], 1.0)
 
 
 @pytest.mark.parametrize(
