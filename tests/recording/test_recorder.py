@@ -299,7 +299,9 @@ def test_scores_of_steps_and_of_whole_runs_have_bounds_of_their_own():
         with pytest.raises(dpaudit.InputError, match="there is no bound before the last step"):
             show()
     assert "bound so far" not in whole._repr_html_()
-    assert not whole.state_dict()["shown"]
+    assert whole.curve([]) == []
+    state = whole.state_dict()
+    assert (state["shown"], state["looked"]) == (False, False)
 
 
 def test_another_inference_on_whole_runs_counts_at_the_threshold_of_the_claim():

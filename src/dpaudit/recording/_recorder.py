@@ -372,9 +372,10 @@ class Recorder:
             raise InputError("Expected at least one recorded step, got none: did training run?")
 
     def _note_peek(self) -> None:
-        """Note that the bound is shown."""
+        """Note that the bound is shown; an empty curve of a whole run shows none."""
         self.scorer.require_fair(is_over=self._shown.is_over(self.num_done))
-        self._shown.note(self.num_done)
+        if self.scorer.has_live_bound:
+            self._shown.note(self.num_done)
 
     @property
     def _may_have_stopped(self) -> bool:
