@@ -411,6 +411,13 @@ def test_a_run_that_continues_after_its_last_audit_has_no_error_rate_left_for_te
     assert any("has spent the error rate of the tests" in gap for gap in result.not_covered)
 
 
+def test_a_run_that_continues_after_a_bound_at_its_end_may_have_stopped_because_of_it() -> None:
+    recorder = recorded(num_steps=30, planned=30)
+    assert not recorder.live().is_violation
+    continued(recorder, np.random.default_rng(5))
+    assert any("may have ended because of its noise" in gap for gap in recorder.audit().not_covered)
+
+
 def test_a_whole_run_that_continues_is_not_tested_again() -> None:
     scorer = WholeRun(np.arange(COUNT) % 2 == 0)
     claim = ReadClaim(lambda: READ, GIVEN)

@@ -189,6 +189,19 @@ def test_only_scores_of_single_steps_leave_a_wrong_sample_rate_to_the_reader(rat
     assert not any("sample_rate" in gap for gap in longer.not_covered)
 
 
+@pytest.mark.parametrize("scores", [[0.0, np.nan], [0.0]])
+def test_a_step_of_a_whole_run_has_a_finite_score_of_each_canary(scores):
+    with pytest.raises(dpaudit.InputError, match="Expected 2 finite scores in step 0, got shape"):
+        whole(0, num_canaries=2).record(scores)
+
+
+def test_the_power_is_that_of_canaries_with_their_lengths():
+    recorder = Recorder(claim=CLAIM, num_steps=4, scorer=PerStep(signal=0.5, reach=0.5))
+    for index in range(4):
+        recorder.record([0.0, 1.0], [index % 2, 1], lengths=np.array([0.25, 1.5]))
+    assert recorder.audit().design.lengths == (0.0625,) * 50 + (0.25,) * 50  # none is above 1
+
+
 def test_a_run_that_showed_its_bound_has_no_tests_until_its_planned_end():
     seen = []
     recorder = Recorder(claim=CLAIM, num_steps=None, callbacks=[seen.append], checks=[NoiseCheck()])

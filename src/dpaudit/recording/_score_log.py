@@ -393,7 +393,7 @@ class CanaryLengths:
     Lengths are in units of ``reach`` clipping norms, and present canaries have a mean score of ``signal``.
     """
 
-    def __init__(self, *, signal: float = 1.0, reach: float = 1.0) -> None:
+    def __init__(self, *, signal: float, reach: float) -> None:
         self._signal, self._reach = signal, reach
         self.counts: IntArray = np.zeros(_LENGTH_CLASSES + 1, dtype=np.int64)
 
