@@ -77,7 +77,7 @@ def test_what_arrives_of_canaries_is_compared_with_what_was_inserted(options, se
 
 
 def test_a_claim_is_not_accepted_because_of_canaries_that_do_not_count():
-    recorder = mixture(lambda rows: rows * (np.linalg.norm(rows, axis=1, keepdims=True) < 1))  # short ones
+    recorder = mixture(lambda rows: rows * (np.linalg.norm(rows, axis=1, keepdims=True) < 1), num_steps=640)
     with pytest.raises(MissingCanaryError, match="Expected scores to increase by 1 where a canary"):
         recorder.audit()
 
