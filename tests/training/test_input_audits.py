@@ -91,7 +91,7 @@ def convolutions():
 @pytest.mark.parametrize(
     ("canary", "options"),
     [*((canary, {}) for canary in KINDS), (dpaudit.Mislabelled(), {"build": convolutions})],
-    ids=str,
+    ids=[*map(str, KINDS), "convolutions"],
 )
 def test_scores_are_those_of_a_slow_computation(canary, options):
     audit = one_run(canary)
