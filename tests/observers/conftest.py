@@ -1,7 +1,8 @@
 """Short trainings with Opacus, to be observed."""
 
 import os
-from contextlib import nullcontext
+import sys
+from contextlib import nullcontext, suppress
 
 # Compiling takes longer than running here. XLA reads these when JAX compiles for the first time.
 os.environ["XLA_FLAGS"] = " ".join(
@@ -37,6 +38,16 @@ def pytest_collection_modifyitems(items):
         if item.path.name.startswith("test_opacus"):
             for warning in OPACUS_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(autouse=True)
+def no_failed_computation():
+    """Forget a computation of JAX that was refused; those of later tests would wait for it, and fail."""
+    yield
+    if (dispatch := sys.modules.get("jax._src.dispatch")) is not None:
+        with suppress(sys.modules["jax"].errors.JaxRuntimeError):
+            dispatch.runtime_tokens.block_until_ready()
+        dispatch.runtime_tokens.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -56,6 +56,10 @@ def test_a_claim_and_its_numbers_are_not_both_passed_to_an_audit():
     recorder.record([0.0, 1.0], [False, True])
     with pytest.raises(dpaudit.InputError, match=r"Expected claim=\.\.\. or its numbers, got both"):
         recorder.audit(claim=CLAIM, delta=1e-2)
+    whole = Recorder(claim=CLAIM, num_steps=1)
+    whole.record([0.0, 1.0], [False, True])
+    with pytest.raises(dpaudit.InputError, match=r"Expected no noise_multiplier=.*, because this"):
+        whole.audit(noise_multiplier=2.0)
 
 
 def test_an_epsilon_is_no_claim_of_steps():

@@ -148,6 +148,11 @@ class ReadClaim:
         """Remove the parts of a claim from the keywords of ``audit()`` and return them; reject an epsilon."""
         if self._fixed is not None:
             _validate.no_epsilon(keywords, _WHOLE_CLAIM)
+            if numbers := [name for name in _MISSING if name in keywords]:
+                raise InputError(
+                    f"Expected no {numbers[0]}=..., because this recorder has a whole claim ({self._fixed}); "
+                    f"pass {_WHOLE_CLAIM} instead."
+                )
             return UNKNOWN
         _validate.no_epsilon(keywords, CLAIM_PARTS)
         return DPSGDParams(**{name: keywords.pop(name) for name in _MISSING if name in keywords})
