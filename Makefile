@@ -42,7 +42,7 @@ test-tensorflow: .venv-tensorflow/.installed ## run the tests with TF Privacy, w
 bench: .venv/.installed-dev .venv-bench/.installed ## compare speed and tightness with other tools
 	$(bin)/python benchmarks/run.py --others .venv-bench/bin/python
 
-soundness: .venv/.installed-dev ## simulate the coverage of every bound; write docs/soundness.md
+soundness: .venv/.installed-dev ## simulate the coverage of every bound; write docs/soundness.md and docs/data
 	$(bin)/python tools/pages/soundness.py
 
 zoo: .venv/.installed-dev ## run the faults in the zoo and their correct twins with many seeds; write docs/zoo.md

@@ -96,7 +96,7 @@ FLIPS = """
 import json, os, random, resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv.pop(1))
-from dpaudit.cli._scores_command import Columns, ScoreFiles
+from dpaudit.cli._score_files import Columns, ScoreFiles
 from dpaudit.errors import InputError
 
 def read(path, content, bits, found):

@@ -57,3 +57,42 @@ def test_every_printed_assumption_is_explained() -> None:
     for words in ("all observations are independent", "and, on each side, identically distributed"):
         assert words in whole
         assert words in explained
+
+
+PATH_OF_AN_ENGINEER = (
+    "README.md",
+    "docs/quickstart.md",
+    "docs/opacus.md",
+    "docs/test-in-ci.md",
+    "docs/read-a-result.md",
+)
+
+
+def prose(page: str) -> str:
+    """The text of a page without code, comments, markup and the targets of links."""
+    text = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"<!--.*?-->|<[^>]+>|\]\([^)]*\)|!!! \w+", " ", text, flags=re.DOTALL)
+    return re.sub(r"[\[\]*#>|]", " ", text)
+
+
+def sentences(page: str) -> list[list[str]]:
+    """The words of each sentence; headings, table rows and items of lists end one, too."""
+    text = re.sub(r"^ *```.*?^ *```$", "\n\n", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^(#|\||---|\s*!!!).*$", "\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"<!--.*?-->|<[^>]+>|\]\([^)]*\)", " ", text, flags=re.DOTALL)
+    pieces = re.split(r"\n\s*\n|\n\s*(?:[-*>]|\d+\.) |(?<=[.?!:])[*\")]*\s", text)
+    return [words for piece in pieces if (words := re.findall(r"[^\W_][^\s]*", piece))]
+
+
+def test_the_path_of_an_engineer_is_short() -> None:
+    num_words = {page: len(prose(page).split()) for page in PATH_OF_AN_ENGINEER}
+    assert num_words["README.md"] <= 500
+    assert sum(num_words.values()) <= 4200
+
+
+@pytest.mark.parametrize("page", PATH_OF_AN_ENGINEER)
+def test_sentences_on_the_path_are_short(page: str) -> None:
+    lengths = [len(words) for words in sentences(page)]
+    assert len(lengths) >= 20
+    assert [" ".join(words) for words in sentences(page) if len(words) > 35] == []
+    assert sum(lengths) / len(lengths) <= 18

@@ -20,11 +20,11 @@ PACKAGE = ROOT / "src" / "dpaudit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # The numbers of today: they may only fall. Raising one needs a reason in the changelog.
-MOST_FILES = 195
-MOST_LINES_IN_ALL = 48_620
-MOST_CONSTANTS = 535
-MOST_COMPLEX_FUNCTIONS = 19
-MOST_PRIVATE_IMPORTS = 39
+MOST_FILES = 197
+MOST_LINES_IN_ALL = 49_120
+MOST_CONSTANTS = 529
+MOST_COMPLEX_FUNCTIONS = 21
+MOST_PRIVATE_IMPORTS = 37
 MOST_CONTENTLESS_NAMES = 0.001
 MOST_LINES = 450
 FEWEST_LINES = 120  # of a private module that only one other imports

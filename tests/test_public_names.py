@@ -3,6 +3,8 @@
 import importlib
 import inspect
 
+import pytest
+
 import dpaudit
 
 NAMES = [
@@ -143,3 +145,23 @@ def test_no_verdict_says_that_a_training_is_private() -> None:
     for verdict in dpaudit.Verdict:
         words = verdict.value.lower().split()
         assert not {"private", "pass", "passed", "safe"} & {word.strip(".,:") for word in words}
+
+
+@pytest.mark.slow  # imports torch and JAX
+@pytest.mark.parametrize(
+    ("home", "name"),
+    [
+        ("dpaudit.observers", "observe_library"),
+        ("dpaudit.observers.step", "observe_step"),
+        ("dpaudit.opacus", "observe"),
+        ("dpaudit.jax_privacy", "observe"),
+        ("dpaudit.jax_privacy", "observe_model"),
+    ],
+)
+def test_every_observer_lists_its_arguments_and_the_claim_first(home: str, name: str) -> None:
+    parameters = inspect.signature(getattr(importlib.import_module(home), name)).parameters.values()
+    keywords = {entry.name: entry.default for entry in parameters if entry.kind is entry.KEYWORD_ONLY}
+    assert next(iter(keywords)) == "claim"
+    assert {"canary", "confidence", "tests", "seed", "callbacks"} <= keywords.keys()
+    assert (keywords["confidence"], keywords["tests"], keywords["callbacks"]) == (0.95, True, ())
+    assert not any(entry.kind is entry.VAR_KEYWORD for entry in parameters)

@@ -1,13 +1,13 @@
-"""How often weaker bounds exceed the truth: what pages quote is what docs/soundness.md has."""
+"""How often weaker bounds exceed the truth: what pages quote is what docs/data/soundness.csv has."""
 
-import re
+import csv
 from pathlib import Path
 
 import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
-POSTERIOR, CLOPPER_PEARSON = "`Posterior()`", "`ClopperPearson()`"
-FIXED, SAME_DATA = "`Fixed(threshold=0.5)`", "`SameData()`"
+POSTERIOR, CLOPPER_PEARSON = "Posterior()", "ClopperPearson()"
+FIXED, SAME_DATA = "Fixed(threshold=0.5)", "SameData()"
 NO_LEAK, LEAK = ("0",), ("0.1", "0.39", "1", "3", "6")
 SMALL = ("0.1", "0.39", "1")
 
@@ -25,13 +25,16 @@ QUOTES = [
 
 def _rates(inference: str, rule: str, parameters: tuple[str, ...]) -> list[float]:
     """The rates of a method at these parameters, for all numbers of scores."""
-    section = (DOCS / "soundness.md").read_text().split("## The paper's practice")[1].split("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines()]
-    header = next(row for row in rows if row[0] == "method")
-    places = [header.index(f"mu = {parameter}") for parameter in parameters]
-    found = [row for row in rows if row[0] == f"{inference} + {rule}"]
-    assert len(found) == 4, "one row for each number of scores per side"
-    return [float(re.match(r"[\d.]+", row[place])[0]) for row in found for place in places]  # type: ignore[index]
+    with (DOCS / "data" / "soundness.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["table"] == "The paper's practice"]
+    shares = [
+        float(row["exceeded_percent"])
+        for row in rows
+        if row["setting"].startswith(f"method: {inference} + {rule};")
+        and row["parameter"].removeprefix("mu = ") in parameters
+    ]
+    assert len(shares) == 4 * len(parameters), "one row for each number of scores per side"
+    return shares
 
 
 def _quoted(rates: list[float]) -> str:

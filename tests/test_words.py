@@ -17,7 +17,7 @@ FILES = [
     *SOURCES,
     *sorted((ROOT / "benchmarks").glob("*.py")),
     *sorted((ROOT / "tools").rglob("*.py")),
-    *sorted((ROOT / "examples").glob("*.py")),
+    *sorted((ROOT / "examples").rglob("*.py")),
     *sorted((ROOT / "src").rglob("*.toml")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),

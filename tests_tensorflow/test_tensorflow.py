@@ -268,13 +268,15 @@ def test_a_private_optimizer_that_is_not_dp_sgd_is_refused():
 
 def test_what_is_missing_of_the_claim_is_named():
     recorder = train(num_steps=2, observer={"sample_rate": None}).recorder
-    with pytest.raises(dpaudit.InputError, match=r"Expected sample_rate=\.\.\., the probability that"):
+    with pytest.raises(dpaudit.InputError, match=r"sample_rate is missing \(the probability that"):
         recorder.audit()
 
 
 def test_a_loss_that_is_not_of_each_example_is_refused():
     mean = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    with pytest.raises(dpaudit.InputError, match=r"^Expected a loss for each example, got their mean"):
+    with pytest.raises(
+        dpaudit.InputError, match=r"^The loss must have one number per example, .* got their mean"
+    ):
         train(how_options={"loss": mean})
 
 
@@ -282,7 +284,7 @@ def test_several_devices_are_refused():
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model, optimizer = private()
         with (
-            pytest.raises(dpaudit.InputError, match=r"^Expected a single replica, .* with 2"),
+            pytest.raises(dpaudit.InputError, match=r"^A strategy with 2 replicas cannot be observed"),
             observe(optimizer),
         ):
             fit(model, optimizer, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib import resources
 from typing import TypeAlias
 
 _VOID = frozenset({"br", "col", "hr", "meta", "link"})
@@ -16,8 +17,6 @@ class Html(str):
 
 
 Child: TypeAlias = str | Html | None
-
-EMPTY = Html()
 
 
 def element(tag: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
@@ -45,19 +44,36 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
     return f' {name}="{escape(value if isinstance(value, str) else f"{value:.6g}")}"'
 
 
-def labelled(heading: str, text: str, rows: Sequence[tuple[str, str]]) -> Html:
-    """Return a sentence and labeled lines, formatted for a notebook."""
-    lines = [
-        element("tr", element("th", label, scope="row", align="left"), element("td", words, align="left"))
-        for label, words in rows
-    ]
-    body = element("table", element("tbody", *lines)) if lines else None
-    return element("div", element("p", element("strong", heading), " ", text), body)
+def definitions(rows: Sequence[tuple[str, str]], class_: str) -> Html:
+    """Return labeled sentences; a label that repeats is shown once."""
+    items: list[Html] = []
+    for index, (label, text) in enumerate(rows):
+        if index == 0 or rows[index - 1][0] != label:
+            items.append(element("dt", label))
+        items.append(element("dd", text))
+    return element("dl", *items, class_=class_)
 
 
-def result_html(
-    verdict: str, sentence: str, rows: Sequence[tuple[str, str]], lists: Sequence[tuple[str, Sequence[str]]]
+def banner(
+    title: str, numbers: str, rows: Sequence[tuple[str, str]], closing: str = "", *, tone: str = "neutral"
 ) -> Html:
-    """Return the verdict, lines, and lists whose label is on their first line only."""
-    more = [(label if index == 0 else "", text) for label, texts in lists for index, text in enumerate(texts)]
-    return labelled(f"{verdict}.", sentence, [*rows, *more])
+    """Return a verdict, which ``report/assets/banner.css`` styles; its ``tone`` is a class."""
+    return element(
+        "div",
+        element("p", title, class_="word"),
+        element("p", numbers, class_="headline") if numbers else None,
+        definitions(rows, "facts"),
+        element("p", closing, class_="meaning") if closing else None,
+        class_=f"dpaudit {tone}",
+    )
+
+
+def alone(content: Html) -> Html:
+    """Return a banner with its style, for a notebook."""
+    return element("div", element("style", asset("banner.css")), content, class_="dpaudit-alone")
+
+
+def asset(*names: str) -> Html:
+    """Return joined files of the package, which are the same for every page and hence not escaped."""
+    folder = resources.files("dpaudit") / "report" / "assets"
+    return Html("".join((folder / name).read_text(encoding="utf-8") for name in names))

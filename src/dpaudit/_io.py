@@ -51,7 +51,7 @@ def expanded(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise InputError(f"Expected {path} to be a path, but there is no such home directory.") from error
+        raise InputError(f"{path} names a home directory that does not exist.") from error
 
 
 def followed(path: Path) -> Path:
@@ -82,9 +82,7 @@ def locked(folder: Path, *, is_resumed: bool = True) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(
-                f"Expected {folder} to be used by this run only, but another process is running in it."
-            ) from error
+            raise InputError(f"{folder} is in use by another process.") from error
         except OSError as error:
             raise IncompleteError(f"Cannot lock {folder}: {error.strerror or error}.") from error
         for path in (*folder.glob(f".*{_UNFINISHED}"), folder / ERROR_FILE):  # of an earlier process
@@ -181,7 +179,7 @@ def _require_replaceable(path: Path, status: Callable[[], os.stat_result]) -> No
     except FileNotFoundError:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
-        raise InputError(f"Expected {path} to be a file or not to exist, but it is a pipe or a device.")
+        raise InputError(f"{path} is a pipe or a device, which cannot be replaced by a file.")
 
 
 @contextmanager
@@ -194,7 +192,7 @@ def _writing(path: Path) -> Iterator[None]:
         raise kind(f"Cannot write {path}: {error.strerror or error}.") from error
     except ValueError as error:
         if "\0" in str(path):
-            raise InputError(f"Expected a path, got {str(path)!r}.") from error
+            raise InputError(f"{str(path)!r} is not a valid path.") from error
         raise
 
 
@@ -218,7 +216,7 @@ def open_file(path: str | Path) -> BufferedReader:
     os.close(handle)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise InputError(f"Expected {path} to be a file, but it is a pipe or a device.")
+    raise InputError(f"{path} is a pipe or a device, not a file.")
 
 
 def map_array(path: Path) -> npt.NDArray[Any]:
@@ -241,12 +239,12 @@ def read_array(path: Path, kinds: str) -> npt.NDArray[Any] | None:
     except (OSError, *NOT_AN_ARRAY) as error:
         if isinstance(error, OSError):  # numpy raises MemoryError for damaged headers, too
             raise_if_machine(error, f"Cannot read {path}")
-        raise InputError(f"Expected an array in {path}, but it cannot be read.") from error
+        raise InputError(f"{path} does not contain an array, or is damaged.") from error
     if not isinstance(mapped, np.ndarray) or mapped.dtype.kind not in kinds:
-        raise InputError(f"Expected numbers in {path}, got something else.")
+        raise InputError(f"{path} does not contain numbers.")
     if mapped.nbytes > LARGEST_ARRAY:  # a sparse file may be larger than the disk
         raise InputError(
-            f"Expected an array of at most {LARGEST_ARRAY:,} bytes in {path}, got {mapped.nbytes:,}."
+            f"{path} contains an array of {mapped.nbytes:,} bytes; at most {LARGEST_ARRAY:,} are read."
         )
     return np.array(mapped)
 
@@ -260,7 +258,7 @@ def stored(
             file.write(np.ascontiguousarray(piece, np.float64).data)
             require_moderate(path, file.tell())
         if not file.tell():
-            raise InputError(f"Expected at least one score in {path}, got none.")
+            raise InputError(f"{path} contains no scores.")
         file.flush()
         return deleted_after_use(np.memmap(file.name, np.float64, "r", shape=shape), file.name)
 
@@ -290,8 +288,8 @@ def require_moderate(path: Path, size: int) -> None:
     """Raise if all arrays that are read from a packed file are too large, before they are unpacked."""
     if size > LARGEST_ARRAY:
         raise InputError(
-            f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in all in {path}, got {size:,} bytes; .npy "
-            "files may have any size."
+            f"{path} contains arrays of {size:,} bytes in all; at most {LARGEST_ARRAY:,} are unpacked. A "
+            ".npy file may have any size."
         )
 
 
@@ -301,15 +299,15 @@ def read_json(path: Path) -> dict[str, Any]:
         with open_file(path) as file:
             content = file.read(_LARGEST_JSON + 1)
         if len(content) > _LARGEST_JSON:
-            raise InputError(f"Expected {path} to have at most {_LARGEST_JSON:,} bytes.")  # noqa: TRY301
+            raise InputError(f"{path} is larger than {_LARGEST_JSON:,} bytes.")  # noqa: TRY301
         values = json.loads(content.decode(), parse_constant=_refuse_constant)
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise_if_machine(error, f"Cannot read {path}")
-        raise InputError(f"Expected JSON in {path}, but it cannot be read: {error}.") from error
+        raise InputError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(values, dict):
-        raise InputError(f"Expected a JSON object in {path}, got a {type(values).__name__}.")
+        raise InputError(f"{path} must contain a JSON object, got a {type(values).__name__}.")
     return values
 
 
@@ -335,7 +333,7 @@ def difference(stored: Any, requested: Any, key_path: str = "") -> str | None:
 
 
 def _foreign(path: Path, key: str, expected: Any, stored: Any) -> str:
-    return f"Expected {key} = {expected} in {path}, got {stored}; choose another --output."
+    return f"{path} was made with {key} = {stored}, not {expected}; choose another --output."
 
 
 class JsonCache:
@@ -386,4 +384,4 @@ class JsonCache:
         write_text(self.path(name), text + "\n", private=private)
 
     def _damaged(self, path: Path) -> InputError:
-        return InputError(f"Expected {self._content} in {path}, but it cannot be read; delete it.")
+        return InputError(f"{path} is damaged: it does not contain {self._content}. Delete it.")

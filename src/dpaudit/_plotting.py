@@ -26,6 +26,7 @@ _PANEL = 4.4, 3.4  # inches
 _CATEGORY = 1.3  # inches for the bars of one category
 _DECADES = 100.0  # ratio from which a logarithmic axis contains at least two powers of ten
 _ACCENT, _SOFT, _INK, _MUTED = "#1d5c9c", "#cfe0f2", "#1b1d21", "#59606a"
+_ALARM, _ALARM_SOFT = "#b3261e", "#fdecea"  # a violation, as in reports
 
 
 def draw_tradeoff(plane: Any, ax: Any = None) -> Any:
@@ -52,12 +53,13 @@ def draw_trajectory(trajectory: Any, claimed: float, ax: Any = None) -> Any:
     steps = [point.num_done for point in trajectory.points]
     lower = [point.epsilon for point in trajectory.points]
     top = 1.25 * max(claimed, *lower)
+    color, band = (_ALARM, _ALARM_SOFT) if lower[-1] > claimed else (_ACCENT, _SOFT)
     # infinite values are drawn above the picture
     upper = [min(point.upper, 2 * top) for point in trajectory.points]
-    ax.fill_between(steps, lower, upper, color=_SOFT, linewidth=0, label="band")
-    ax.plot(steps, lower, color=_ACCENT, label=f"lower bound, {_validate.percent(trajectory.confidence)}")
+    ax.fill_between(steps, lower, upper, color=band, linewidth=0, label="band")
+    ax.plot(steps, lower, color=color, label="lower bound")
     ax.axhline(claimed, color=_INK, linestyle="--", label="claim")
-    ax.set(xlabel="steps", ylabel="epsilon", ylim=(0, top))
+    ax.set(xlabel="training steps", ylabel="epsilon", ylim=(0, top))
     ax.legend(frameon=False)
     return ax
 
@@ -160,7 +162,7 @@ def require_plotting() -> None:
     try:
         import matplotlib  # noqa: F401, PLC0415
     except ImportError as error:
-        raise MissingExtraError("Plotting", "report") from error
+        raise MissingExtraError("Plotting", "matplotlib") from error
 
 
 def _axes(ax: Any) -> Any:

@@ -1,13 +1,15 @@
-"""Checks that return a valid value or raise an error such as "Expected confidence=1.2 in [0.5, 1).".
+"""Checks that return a valid value or raise an error such as "confidence must be below 1, got 2.".
 
-:func:`percent` prints a level that was checked.
+A message says what is wrong, what is allowed and, where it helps, what to do. :func:`percent` prints a level
+that was checked.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from numbers import Integral, Real
@@ -21,26 +23,26 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _MOST_STEPS = 10_000_000
 _NOISES = 1e-9, 1e9  # smallest and largest noise multipliers: squares and exponentials of others overflow
+_PERCENTAGES = "confidence", "power", "fraction"  # often given as a percentage
 MOST_CONFIDENT: Final = 1 - 1e-12
 
 
-def no_epsilon(keywords: Mapping[str, Any], expected: str) -> None:
+def no_epsilon(keywords: Mapping[str, Any], instead: str) -> None:
     """Reject an epsilon among keywords: many mechanisms share it, and their steps differ."""
     for name in ("epsilon", "target_epsilon"):
         if name in keywords:
             raise InputError(
-                f"Expected {expected}, got {name}={keywords[name]}: an epsilon alone does not determine the "
-                "privacy of a step."
+                f"{name}={keywords[name]} alone does not determine the privacy of a step; pass {instead}."
             )
 
 
-def reject_epsilon(expected: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def reject_epsilon(instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function that is called with an epsilon raise an ``InputError`` that names what to pass."""
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def checked(*args: P.args, **options: P.kwargs) -> R:
-            no_epsilon(options, expected)
+            no_epsilon(options, instead)
             return function(*args, **options)
 
         return checked
@@ -48,13 +50,44 @@ def reject_epsilon(expected: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorated
 
 
+def choice(name: str, value: str, allowed: Collection[str]) -> str:
+    """Require one of a few words, and suggest the nearest one."""
+    if value not in allowed:
+        raise InputError(
+            f"{name} must be {either(allowed)}, got {quoted(value)}.{suggestion(value, allowed)}"
+        )
+    return value
+
+
+def either(words: Collection[str]) -> str:
+    """Return quoted words as an enumeration.
+
+    >>> either(["step", "run", "one-run"])
+    "'step', 'run' or 'one-run'"
+    """
+    *others, last = map(repr, words)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def suggestion(value: object, words: Collection[str], cutoff: float = 0.6) -> str:
+    """Return the question whether the nearest of these words was meant; nothing if none is near."""
+    near = difflib.get_close_matches(str(value), words, n=1, cutoff=cutoff)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def instance(name: str, value: object, kind: type, example: str) -> None:
+    """Require an instance of a class: a class or a bare number is a frequent mistake."""
+    if not isinstance(value, kind):
+        raise InputError(f"{name} must be {example}, got {quoted(value)}.")
+
+
 def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputError(f"Expected {name}={quoted(value)} to be a number.")
+        raise InputError(f"{name} must be a number, got {quoted(value)}.")
     try:
         return float(value)
     except OverflowError as error:
-        raise InputError(f"Expected {name} in (-inf, inf), got a number too large for a float.") from error
+        raise InputError(f"{name} is too large for a floating-point number.") from error
 
 
 def _inside(name: str, value: float, low: float, high: float, ends: str = "()") -> float:
@@ -62,8 +95,20 @@ def _inside(name: str, value: float, low: float, high: float, ends: str = "()") 
     number = _number(name, value)
     is_inside = low < number < high or (number == low and "[" in ends) or (number == high and "]" in ends)
     if not is_inside:  # includes NaN, for which comparisons are false
-        raise InputError(f"Expected {name}={number:g} in {ends[0]}{low:g}, {high:g}{ends[1]}.")
+        allowed = "finite" if math.isinf(number) and high == math.inf else _range(low, high, ends)
+        is_percentage = name in _PERCENTAGES and number > 1 and low <= number / 100 < high
+        hint = f" Did you mean {number / 100:g}?" if is_percentage else ""
+        raise InputError(f"{name} must be {allowed}, got {number:g}.{hint}")
     return number
+
+
+def _range(low: float, high: float, ends: str) -> str:
+    """Return an interval in words."""
+    lower = f"{'at least' if '[' in ends else 'above'} {low:g}"
+    upper = f"{'at most' if ']' in ends else 'below'} {high:g}"
+    if high == math.inf:
+        return "finite" if low == -math.inf else "positive" if lower == "above 0" else lower
+    return f"between {low:g} and {high:g}" if ends == "[]" else f"{lower} and {upper}"
 
 
 def finite(name: str, value: float) -> float:
@@ -93,7 +138,7 @@ def confidence(value: float) -> float:
     """
     number = _inside("confidence", value, 0.5, 1.0, "[)")
     if number > MOST_CONFIDENT:
-        raise InputError(f"Expected confidence={number!r} to be at most 1 - 1e-12.")
+        raise InputError(f"confidence must be at most 1 - 1e-12, got {number!r}.")
     return number
 
 
@@ -105,14 +150,14 @@ def noise_multiplier(value: float) -> float:
 def flag(name: str, value: bool) -> bool:
     """Require True or False: a string or an array would silently count as one of them."""
     if not isinstance(value, bool | np.bool_):
-        raise InputError(f"Expected {name}={quoted(value)} to be True or False.")
+        raise InputError(f"{name} must be True or False, got {quoted(value)}.")
     return bool(value)
 
 
 def mapping(name: str, value: Any) -> Mapping[str, Any]:
     """Require a dictionary, such as one that was read from a file."""
     if not isinstance(value, Mapping):
-        raise InputError(f"Expected {name} to be a dictionary, got {quoted(value)}.")
+        raise InputError(f"{name} must be a dictionary, got {quoted(value)}.")
     return value
 
 
@@ -134,7 +179,7 @@ def state_dict_errors(kind: str, state: Any) -> Iterator[None]:
         RuntimeError,
     ) as error:
         raise InputError(
-            f"Expected the state_dict of {kind} that was created in the same way, got a damaged one "
+            f"The state_dict of {kind} is damaged or was made with other settings "
             f"({type(error).__name__}: {quoted(str(error))})."
         ) from error
 
@@ -144,24 +189,30 @@ def fits_memory(what: str, num_bytes: float) -> None:
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > available:
         raise InputError(
-            f"Expected {what} to fit into memory, but they need about {min(num_bytes, 1e100) / 1e9:,.3g} GB "
-            f"and this machine has {available / 1e9:,.3g} GB; choose smaller numbers."
+            f"{what} would need about {min(num_bytes, 1e100) / 1e9:,.3g} GB of memory, but this machine has "
+            f"{available / 1e9:,.3g} GB; choose smaller numbers."
         )
 
 
-def percent(share: float) -> str:
-    """Return a share as a percentage with as many digits as distinguish it from 100 %.
+def percent(share: float, digits: int = 6) -> str:
+    """Return a share as a percentage with as many digits, or more, as distinguish it from 100 %.
 
-    >>> percent(0.95), percent(1 - 1e-12)
-    ('95 %', '99.9999999999 %')
+    >>> percent(0.95), percent(1 - 1e-12), percent(0.79962, 2), percent(12.3, 2)
+    ('95 %', '99.9999999999 %', '80 %', '1230 %')
     """
-    texts = (f"{100 * share:.{digits}g}" for digits in range(6, 17))
+    fewest = max(digits, len(f"{100 * share:.0f}") if share > 1 else 1)
+    texts = (f"{100 * share:.{number}g}" for number in range(fewest, 17))
     return next((text for text in texts if share >= 1 or float(text) < 100), f"{100 * share!r}") + " %"
 
 
 def delta(value: float) -> float:
     """Require a valid delta of (eps, delta)-DP."""
-    return _inside("delta", value, 0.0, 1.0, "[)")
+    return share("delta", value)
+
+
+def share(name: str, value: float) -> float:
+    """Require a number of at least 0 and below 1."""
+    return _inside(name, value, 0.0, 1.0, "[)")
 
 
 def sample_rate(value: float) -> float:
@@ -177,9 +228,9 @@ def num_steps(value: int) -> int:
 def integer(name: str, value: int, low: int = 1, high: int | None = None) -> int:
     """Require an integer of at least ``low`` and at most ``high``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"Expected {name}={quoted(value)} to be a whole number.")
+        raise InputError(f"{name} must be a whole number, got {quoted(value)}.")
     if value < low:
-        raise InputError(f"Expected {name}={value} to be at least {low}.")
+        raise InputError(f"{name} must be at least {low:,}, got {value}.")
     if high is not None and value > high:
-        raise InputError(f"Expected {name}={value} to be at most {high}.")
+        raise InputError(f"{name} must be at most {high:,}, got {value}.")
     return int(value)

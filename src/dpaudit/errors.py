@@ -60,17 +60,17 @@ class IncompleteError(DpauditError):
 
 
 class InputError(DpauditError, ValueError):
-    """A value is invalid; the message, of at most 1,000 characters, names it and states what was expected."""
+    """A value is invalid; the message, of at most 1,000 characters, names it and says what is allowed."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(shortened(message))
 
 
 class MissingExtraError(DpauditError, ImportError):
-    """A feature requires an optional dependency; the message contains the command that installs it."""
+    """A feature needs packages that are not installed; the message has the command that installs them."""
 
-    def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} requires an optional dependency: pip install 'dpaudit[{extra}]'")
+    def __init__(self, feature: str, packages: str) -> None:
+        super().__init__(f"{feature} needs packages that are not installed: pip install {packages}")
 
 
 class ViolationError(DpauditError, AssertionError):

@@ -25,6 +25,7 @@ from dpaudit.stats import (
     Inference,
     JointExact,
     KatzLog,
+    Kind,
     Observations,
     Posterior,
     PureDP,
@@ -165,6 +166,16 @@ class MethodComparison:
             errors.fpr + errors.fnr - 1 > 2 / math.sqrt(errors.num_absent) + 2 / math.sqrt(errors.num_present)
             for errors in counts
         )
+
+    @property
+    def default(self) -> Bound | None:
+        """The bound of the method that verdicts use by default, else the first sound one, None without any.
+
+        It follows from the shape of the scores, never from the bounds.
+        """
+        name = _BETS.name if self.observations.is_stepped else _OURS[0].name
+        sound = [row for row in self.rows if row.bound.kind is Kind.CONFIDENCE]
+        return next((row.bound for row in (*(r for r in sound if r.name == name), *sound)), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

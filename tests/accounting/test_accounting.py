@@ -343,8 +343,11 @@ def accounted(event):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: accounted("gaussian"), "Expected event to be a dp_accounting.DpEvent"),
-        (lambda: accounted(dp_accounting.UnsupportedDpEvent()), "PLD accountant supports"),
+        (lambda: accounted("gaussian"), "event must be a dp_accounting.DpEvent"),
+        (
+            lambda: accounted(dp_accounting.UnsupportedDpEvent()),
+            "event must be supported by dp-accounting's PLD accountant, got",
+        ),
         (lambda: accounted(dp_accounting.NonPrivateDpEvent()), "finite epsilon at some delta"),
         (
             lambda: dpaudit.Claim.accounted(dp_accounting.LaplaceDpEvent(1.0), delta=0),
@@ -352,21 +355,27 @@ def accounted(event):
         ),
         (
             lambda: dpaudit.Claim.gaussian(noise_multiplier=0, delta=DELTA),
-            r"noise_multiplier=0 in \(0, inf\)",
+            "noise_multiplier must be positive, got 0",
         ),
-        (lambda: dpaudit.Claim.gaussian(noise_multiplier=1, delta=-1), "delta=-1"),
-        (lambda: dpaudit.Claim.approximate_dp(epsilon=-1, delta=DELTA), "epsilon=-1"),
-        (lambda: dpsgd(sample_rate=1.5), "sample_rate=1.5"),
-        (lambda: dpsgd(num_steps=0), "num_steps=0"),
-        (lambda: dpsgd(delta=0), "Expected delta > 0, got delta=0"),
-        (lambda: dpaudit.Claim.gaussian(noise_multiplier=1, delta=0), "Expected delta > 0"),
+        (
+            lambda: dpaudit.Claim.gaussian(noise_multiplier=1, delta=-1),
+            "delta must be at least 0 and below 1, got -1",
+        ),
+        (lambda: dpaudit.Claim.approximate_dp(epsilon=-1, delta=DELTA), "epsilon must be at least 0, got -1"),
+        (lambda: dpsgd(sample_rate=1.5), r"sample_rate must be above 0 and at most 1, got 1\.5"),
+        (lambda: dpsgd(num_steps=0), "num_steps must be at least 1, got 0"),
+        (lambda: dpsgd(delta=0), "delta must be positive, got 0"),
+        (lambda: dpaudit.Claim.gaussian(noise_multiplier=1, delta=0), "delta must be positive"),
         (lambda: dpsgd(num_steps=1.5), "whole number"),
-        (lambda: dpaudit.SubsampledGaussian(0.1, 5, num_lines=1), "num_lines=1"),
-        (lambda: dpaudit.training_epsilon(-1.0, 0.1, 10, DELTA), "mu=-1"),
-        (lambda: dpaudit.training_epsilon(math.nan, 0.1, 10, DELTA), "mu=nan"),
-        (lambda: dpaudit.training_epsilon(1.0, 2.0, 10, DELTA), "sample_rate=2"),
-        (lambda: noise(8.0, 0), "delta > 0"),
-        (lambda: noise(-8.0, 0.1), "epsilon=-8"),
+        (lambda: dpaudit.SubsampledGaussian(0.1, 5, num_lines=1), "num_lines must be at least 2, got 1"),
+        (lambda: dpaudit.training_epsilon(-1.0, 0.1, 10, DELTA), "mu must be at least 0, got -1"),
+        (lambda: dpaudit.training_epsilon(math.nan, 0.1, 10, DELTA), "mu must be at least 0, got nan"),
+        (
+            lambda: dpaudit.training_epsilon(1.0, 2.0, 10, DELTA),
+            "sample_rate must be above 0 and at most 1, got 2",
+        ),
+        (lambda: noise(8.0, 0), "delta must be positive, got 0: Gaussian noise has no finite epsilon at"),
+        (lambda: noise(-8.0, 0.1), "epsilon must be positive, got -8"),
     ],
 )
 def test_impossible_claims_get_a_sentence(make, sentence):

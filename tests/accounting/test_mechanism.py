@@ -94,5 +94,5 @@ def test_white_noise_is_whitened_by_its_standard_deviation() -> None:
 
 @pytest.mark.parametrize("mechanism", [RUN, GaussianStep(noise=White(1.0))])
 def test_gaussian_noise_needs_a_delta(mechanism: Mechanism) -> None:
-    with pytest.raises(dpaudit.InputError, match="no finite epsilon at delta=0"):
+    with pytest.raises(dpaudit.InputError, match="no finite epsilon at delta 0"):
         dpaudit.Claim(mechanism, delta=0.0)

@@ -25,13 +25,13 @@ def test_only_those_that_are_optimized_look_at_the_weights(kind):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: dpaudit.Adversarial(num_steps=0), "num_steps=0 to be at least 1"),
-        (lambda: dpaudit.Adversarial(step_size=-1.0), "step_size=-1 in"),
-        (lambda: dpaudit.Adversarial(radius=0.0), "radius=0 in"),
-        (lambda: dpaudit.Crafted(num_steps=2.5), "num_steps=2.5 to be a whole number"),
-        (lambda: dpaudit.Crafted(step_size="big"), "step_size='big' to be a number"),
-        (lambda: dpaudit.Crafted(every=0), "every=0 to be at least 1"),
-        (lambda: dpaudit.Crafted(long=1), "long=1 to be True or False"),
+        (lambda: dpaudit.Adversarial(num_steps=0), "num_steps must be at least 1, got 0"),
+        (lambda: dpaudit.Adversarial(step_size=-1.0), "step_size must be positive, got -1"),
+        (lambda: dpaudit.Adversarial(radius=0.0), "radius must be positive, got 0"),
+        (lambda: dpaudit.Crafted(num_steps=2.5), "num_steps must be a whole number, got 2.5"),
+        (lambda: dpaudit.Crafted(step_size="big"), "step_size must be a number, got 'big'"),
+        (lambda: dpaudit.Crafted(every=0), "every must be at least 1, got 0"),
+        (lambda: dpaudit.Crafted(long=1), "long must be True or False, got 1"),
     ],
 )
 def test_a_canary_that_cannot_be_made_gets_a_sentence(make, sentence):
@@ -67,5 +67,5 @@ def test_held_out_examples_that_the_training_has_too_are_left_out():
     rows = np.arange(12.0).reshape(6, 2)
     seen = set(fingerprints(rows[[1, 4]].T.copy().T))  # in another order in memory
     np.testing.assert_array_equal(unseen_indices(fingerprints(rows), seen), [0, 2, 3, 5])
-    with pytest.raises(dpaudit.InputError, match="are not used for training, but all 2 are"):
+    with pytest.raises(dpaudit.InputError, match="not be used for training, but all of its 2 examples"):
         unseen_indices(fingerprints(rows[[1, 4]]), seen)

@@ -45,11 +45,13 @@ def config(tmp_path: Path) -> Path:
 def test_a_run_without_noise_shows_bound_and_maximum_and_ends_with_0(config: Path, run: Any) -> None:
     result = run("run", config, *SHORT)
     assert result.exit_code == 0, result.stderr
-    assert "verdict" not in result.stdout
+    assert result.stdout.startswith("○ NO CLAIM TESTED   epsilon >= ")
     assert re.search(r"claim +clipping without noise", result.stdout)
-    assert "by an attack without a single error" in result.stdout
-    assert re.search(r"models +48 of 48, ", result.stdout)
-    assert "test accuracy" in result.stdout
+    assert "Without noise nothing is claimed and nothing can be refuted" in result.stdout
+    details = run("run", config, *SHORT, "-v").stdout
+    assert re.search(r"at best +epsilon >= [\d.]+ by an attack without a single error", details)
+    assert re.search(r"models +48 of 48, ", details)
+    assert "test accuracy" in details
     lines = [line for line in result.stderr.splitlines() if " of 48 models" in line]
     assert lines[0] == "0 of 48 models"
     assert lines[-1].startswith("48 of 48 models, ")

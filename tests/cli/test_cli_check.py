@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from dpaudit.diagnostics import finding_kinds
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
     pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated:DeprecationWarning"),
@@ -97,15 +99,15 @@ def test_a_module_in_the_current_directory_can_be_checked(
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
-        ("training.py", "Expected FILE.py:FUNCTION or package.module:FUNCTION, got "),
-        ("{folder}/none.py:prepare", "but there is none."),
+        ("training.py", "must be FILE.py:FUNCTION or package.module:FUNCTION"),
+        ("{folder}/none.py:prepare", "does not exist."),
         ("no_such_module:prepare", "raised ModuleNotFoundError: No module named 'no_such_module'."),
-        ("{file}:prepared", "got 'prepared': it has prepare, silent, failing, leaving, with_argument."),
+        ("{file}:prepared", "has no function 'prepared' (found: prepare, silent, failing, leaving,"),
         ("{file}:failing", "raised ValueError: no data."),
         ("{file}:leaving", "raised SystemExit: 0."),
         ("{file}:with_argument", "missing a required argument: 'config'."),
-        ("{file}:torch", "Expected a function of"),
-        ("json:JSONDecoder", "got JSONDecoder without a private optimizer."),
+        ("{file}:torch", "has no function"),
+        ("json:JSONDecoder", "JSONDecoder has no private optimizer; pass what make_private returned, or a"),
     ],
 )
 def test_a_mistake_is_one_sentence(run: Any, file: Path, target: str, sentence: str) -> None:
@@ -113,3 +115,32 @@ def test_a_mistake_is_one_sentence(run: Any, file: Path, target: str, sentence: 
     assert result.exit_code == 2
     assert result.stdout == ""
     assert sentence in result.stderr.splitlines()[-1]
+
+
+def test_explain_says_what_a_finding_means(run: Any) -> None:
+    text = " ".join(run("explain", "repeated-noise").stdout.split())
+    kind = finding_kinds()["repeated-noise"]
+    for phrase in (kind.tests[1:], kind.matters, kind.question[1:], kind.advice, "zoo noise-100-seeds: "):
+        assert phrase in text
+    values = json.loads(run("explain", "repeated-noise", "--json").stdout)
+    assert [entry["name"] for entry in values["zoo"]] == [
+        "noise-100-seeds",
+        "seed-constant",
+        "ddp-rank-noise",
+    ]
+    assert values["may_follow_from"] == ["low-rank-noise"]
+
+
+def test_explain_lists_all_findings_in_a_line_each(run: Any) -> None:
+    lines = run("explain").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(finding_kinds())
+    assert max(map(len, lines)) <= 80
+    values = json.loads(run("explain", "--json").stdout)
+    assert [kind["name"] for kind in values["findings"]] == list(finding_kinds())
+
+
+def test_an_unknown_finding_gets_suggestions(refused: Any) -> None:
+    assert refused("explain", "noise-varience").startswith(
+        "There is no finding 'noise-varience'. Did you mean noise-variance"
+    )
+    assert refused("explain", "zzz", "--json").endswith("List all with: dpaudit explain")

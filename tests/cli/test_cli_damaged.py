@@ -20,7 +20,7 @@ from damage import damaged, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpaudit.cli._scores_command import Columns, ScoreFiles
+from dpaudit.cli._score_files import Columns, ScoreFiles
 from dpaudit.errors import InputError
 from dpaudit.stats import Observations
 
@@ -134,27 +134,30 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "npy of nothings": (
         lambda f: _file(f, "t.npy", _npy_that_claims(f"({10**12},)", "|S0")),
-        "to be numbers",
+        "--with must be numbers, got an array of type",
     ),
     "npy with a deep header": (lambda f: _file(f, "t.npy", _npy_that_claims("(" * 3000)), "is truncated"),
     "npy with an open header": (lambda f: _file(f, "t.npy", _npy_that_claims("((1,")), "is truncated"),
     "npz of nothings": (
         lambda f: _zip(f, score=THREE, present=_npy_that_claims("(9,)", "|S0")),
-        "to be an array",
+        "is an array of empty values",
     ),
-    "npz of something else": (lambda f: _zip(f, score=THREE, present=b"1"), "Expected 'present' in"),
+    "npz of something else": (lambda f: _zip(f, score=THREE, present=b"1"), "'present' in"),
     "npz with a pickle": (
         lambda f: _zip(f, score=THREE, present=_npy_that_claims("(1,)", "|O")),
         "pickled Python",
     ),
-    "csv of one line": (lambda f: _file(f, "t.csv", b"1" * 1_100_000), "got a longer one"),
+    "csv of one line": (
+        lambda f: _file(f, "t.csv", b"1" * 1_100_000),
+        "has a line of more than 1,000,000 characters or a row of more than 1,000 lines",
+    ),
     "csv of one row": (
         lambda f: _file(f, "t.csv", b"score,present\n" + b'"\n",' * 1_100),
-        "got a longer one",
+        "has a line of more than 1,000,000 characters or a row of more than 1,000 lines",
     ),
     "csv of one cell": (
         lambda f: _file(f, "t.csv", b'score,present\n"' + b"a\n" * 90_000),
-        "larger than|longer",
+        "has a line of more than|larger than",
     ),
     "csv of a long word": (
         lambda f: _file(f, "t.csv", b"score,present\n" + b"x" * 9999 + b",1\n"),
@@ -187,13 +190,15 @@ def test_a_packed_array_that_is_too_large_is_not_unpacked(
 ) -> None:
     monkeypatch.setattr("dpaudit._io.LARGEST_ARRAY", 1_000)
     path = _zip(tmp_path, score=_npy(np.zeros(2_000)), present=_npy(np.zeros(2_000, dtype=np.bool_)))
-    assert ".npy files may have any size" in refused("scores", path)
+    assert "contains arrays of 2,128 bytes in all; at most 1,000 are unpacked. A .npy" in refused(
+        "scores", path
+    )
 
 
 FLIPS = """
 import sys
 from pathlib import Path
-from dpaudit.cli._scores_command import Columns, ScoreFiles
+from dpaudit.cli._score_files import Columns, ScoreFiles
 from dpaudit.errors import InputError
 path, first, spacing = Path(sys.argv[1]), *map(int, sys.argv[2:])
 content = path.read_bytes()
@@ -221,7 +226,7 @@ def test_no_flipped_bit_ends_the_process(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("column", [[[1.0], [2.0]], [{"a": 1.0}, {"a": 2.0}], ["a", "b"]])
 def test_a_parquet_column_that_holds_no_numbers_is_refused(column: Any, files: Any, refused: Any) -> None:
     path = files.parquet("t.parquet", score=column, present=[True, False])
-    assert "Expected numbers in 'score'" in refused("scores", path)
+    assert "Column 'score' of" in refused("scores", path)
 
 
 def test_a_sentence_that_quotes_a_file_cannot_move_the_cursor(files: Any, run: Any) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.cli._scores_command import Columns, ScoreFiles
+from dpaudit.cli._score_files import Columns, ScoreFiles
 from dpaudit.stats._observations import is_on_disk
 
 Way = Callable[[Any], list[object]]
@@ -93,7 +93,7 @@ def test_packed_files_stay_on_disk(way: str, files: Any, run: Any, monkeypatch: 
     ]
     whole = json.loads(run(*words).stdout)
     monkeypatch.setattr("dpaudit.cli._formats.PIECE", 64)
-    monkeypatch.setattr("dpaudit.cli._scores_command.PIECE", 64)
+    monkeypatch.setattr("dpaudit.cli._score_files.PIECE", 64)
     monkeypatch.setattr("dpaudit.cli._formats._PARQUET_ROWS", 64)
     monkeypatch.setattr("dpaudit.methods._STREAMED", 10)
     monkeypatch.setattr(dpaudit.Observations, "in_memory", lambda _: pytest.fail("read into memory"))
@@ -161,15 +161,19 @@ def test_a_table_of_presence_is_joined_by_identifiers(kind: str, files: Any, run
     assert counts["false_positives"] == int((files.absent > 0.5).sum())
     assert counts["false_negatives"] == int((files.present <= 0.5).sum())
     fewer = written(files, f"f.{kind}", id=ids[1:], present=files.presence[1:])
-    assert "got none for" in refused("scores", table, "--presence", fewer, "--id-column", "id")
-    assert "--id-column with --presence" in refused("scores", table, "--presence", presence)
-    assert "Expected a" in refused("scores", table, "--presence", presence, "--id-column", "name")
+    assert "Every canary with a score needs a presence flag; there is none for" in refused(
+        "scores", table, "--presence", fewer, "--id-column", "id"
+    )
+    assert "--presence needs --id-column" in refused("scores", table, "--presence", presence)
+    assert "has no column" in refused("scores", table, "--presence", presence, "--id-column", "name")
 
 
 def test_an_identifier_that_occurs_twice_is_named(files: Any, refused: Any) -> None:
     table = files.text("t.csv", "id,score,present", "a,1.0,1", "b,0.5,0", "a,0.3,0")
-    assert "once in ids, got 'a' again" in refused("scores", table, "--id-column", "id")
-    assert "only with a TABLE" in refused("scores", *files.sides(), "--id-column", "id")
+    assert "ids must have each identifier once, got 'a' again" in refused(
+        "scores", table, "--id-column", "id"
+    )
+    assert "need a TABLE" in refused("scores", *files.sides(), "--id-column", "id")
     both = ["--presence", files.npy("p.npy", [0, 1, 1]), "--id-column", "id"]
     assert ".npz table, or --with" in refused("scores", table, *both)
 
@@ -190,6 +194,4 @@ def test_parquet_without_pyarrow_gives_the_line_that_installs_it(
     table = files.parquet("t.parquet", score=files.scores, present=files.presence)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     sentence = refused("scores", table)
-    assert (
-        sentence == "Reading .parquet files requires an optional dependency: pip install 'dpaudit[parquet]'"
-    )
+    assert sentence == "Reading .parquet files needs packages that are not installed: pip install pyarrow"

@@ -92,7 +92,7 @@ def test_a_plan_is_for_the_given_method_power_confidence_and_trade_off(plan: Any
         assert plan(CLAIM, leak, inference=inference).inference == inference
     for options in ({"power": 0.95}, {"confidence": 0.99}):
         assert plan(CLAIM, leak, **options).num_observations > found.num_observations
-    with pytest.raises(InputError, match="Expected the leak as an epsilon"):
+    with pytest.raises(InputError, match="state the leak as an epsilon"):
         plan(CLAIM, leak, tradeoff=PureDP())
     assert plan(CLAIM, leak, power=0.95).leak.probability == 0.95
 
@@ -100,7 +100,7 @@ def test_a_plan_is_for_the_given_method_power_confidence_and_trade_off(plan: Any
 def test_the_table_names_the_claim_and_the_leak(run: Any) -> None:
     result = run("plan", *DPSGD, "--noise-factor", "0.6")
     assert max(map(len, result.stdout.splitlines())) <= 80
-    assert "noise at 0.6 of the claimed" in result.stdout
+    assert "(noise at 60 % of the claim)" in " ".join(result.stdout.split())
     assert "DP-SGD, noise multiplier 1, sample rate 0.1, 20 steps" in result.stdout
     reverse = run("plan", *DPSGD, "--observations", "300")
     assert max(map(len, reverse.stdout.splitlines())) <= 80
@@ -127,9 +127,10 @@ def test_a_leak_that_no_method_finds_is_said_to_be_one(run: Any, monkeypatch: py
     result = run("plan", *GAUSSIAN, "--noise-factor", "0.99")
     assert result.exit_code == 3
     assert "> 50" in result.stdout
-    assert "No method detects this leak within the sizes that were tried." in result.stdout
+    words = "No method detects epsilon 4.43 (noise at 99 % of the claim) with up to 50 scores per side."
+    assert words in " ".join(result.stdout.split())
     sentence = str(dpaudit.plan_observations(CLAIM, Leak(noise_factor=0.99)))
-    assert "JointExact does not detect noise at 0.99 of the claimed level" in sentence
+    assert "JointExact does not detect noise at 99 % of the claimed level" in sentence
     assert "within 50 steps" in sentence
 
 
@@ -146,9 +147,9 @@ def test_a_size_that_may_miss_twice_the_claimed_epsilon_has_status_3(run: Any) -
     result = run("plan", "--epsilon", "8", "--delta", "1e-5", "--observations", "20")
     assert result.exit_code == 3
     said = " ".join(result.stdout.split())
-    words = "This size does not detect twice the claimed epsilon with 80 % probability. Try a larger size"
-    assert words in said
-    assert "or pass a leak with --true-epsilon" in said
+    words = "20 scores per side are too few for this claim: they would detect no leak, however large."
+    assert said.startswith(words)
+    assert "Try a larger size, or pass --true-epsilon to compute how many scores are needed." in said
     claim = ("plan", "--noise-multiplier", "1", "--delta", "1e-5")
     found = [run(*claim, "--steps", steps, "--canaries", "4") for steps in ("3", "60")]
     assert [one.exit_code for one in found] == [3, 0]
@@ -177,17 +178,29 @@ def test_more_canaries_in_few_steps_are_planned_with_the_power_of_few_steps() ->
 
 
 MISTAKES = {
-    "no claim": (["--noise-factor", "0.8"], "Expected a claim: --epsilon and --delta"),
+    "no claim": (["--noise-factor", "0.8"], "A claim is required: --epsilon and --delta"),
     "nothing": (GAUSSIAN, "or --steps and --canaries), got neither"),
     "both": ([*GAUSSIAN, "--noise-factor", "0.8", "--observations", "9"], "and --canaries), got both"),
-    "two leaks": ([*GAUSSIAN, "--noise-factor", "0.8", "--true-epsilon", "9"], "got both --noise-factor and"),
-    "no leak": ([*GAUSSIAN, "--noise-factor", "1.1"], "Expected noise_factor=1.1 in (0, 1)"),
-    "no more": ([*GAUSSIAN, "--true-epsilon", "2"], "above the claimed 4.377, got 2, which is not a leak."),
-    "no noise": (["--epsilon", "1", "--delta", "0", "--noise-factor", "0.8"], "not specify a noise level"),
+    "two leaks": (
+        [*GAUSSIAN, "--noise-factor", "0.8", "--true-epsilon", "9"],
+        "Pass either --noise-factor or --true-epsilon, not both.",
+    ),
+    "no leak": ([*GAUSSIAN, "--noise-factor", "1.1"], "--noise-factor must be above 0 and below 1, got 1.1"),
+    "no more": (
+        [*GAUSSIAN, "--true-epsilon", "2"],
+        "The true epsilon must be above the claimed 4.377 to be a leak, got 2.",
+    ),
+    "no noise": (["--epsilon", "1", "--delta", "0", "--noise-factor", "0.8"], "has no noise level"),
     "half a size": ([*GAUSSIAN, "--steps", "9"], "either --observations, or --steps and --canaries"),
-    "no scores": ([*GAUSSIAN, "--observations", "0"], "Expected --observations=0 to be at least 1."),
-    "power": ([*GAUSSIAN, "--noise-factor", "0.8", "--power", "2"], "Expected power=2 in (0, 1)."),
-    "confidence": ([*GAUSSIAN, "--noise-factor", "0.8", "--confidence", "0"], "Expected confidence=0 in"),
+    "no scores": ([*GAUSSIAN, "--observations", "0"], "--observations must be at least 1, got 0."),
+    "power": (
+        [*GAUSSIAN, "--noise-factor", "0.8", "--power", "2"],
+        "power must be above 0 and below 1, got 2.",
+    ),
+    "confidence": (
+        [*GAUSSIAN, "--noise-factor", "0.8", "--confidence", "0"],
+        "--confidence must be at least 0.5 and below 1, got 0",
+    ),
 }
 
 

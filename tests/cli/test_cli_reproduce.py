@@ -58,30 +58,27 @@ def test_the_list_has_every_figure(run: Any) -> None:
 
 
 def test_mistakes_are_one_sentence(refused: Any, tmp_path: Path) -> None:
-    assert refused("reproduce").startswith("Expected the name of a figure; list all with")
-    assert (
-        refused("reproduce", "pdl")
-        == "Expected the name of a figure or table, got 'pdl': did you mean 'pld'?"
-    )
+    assert refused("reproduce").startswith("The name of a figure is missing; list all with")
+    assert refused("reproduce", "pdl") == "There is no figure or table 'pdl'. Did you mean 'pld'?"
     assert refused("reproduce", "pld", "--scale", "huge") == (
-        "Expected --scale to be one of tiny, cpu, paper, got 'huge'."
+        "--scale must be one of tiny, cpu, paper, got 'huge'."
     )
     assert refused("reproduce", "table1", "--embedded", "--data-dir", "here") == (
-        "Expected --data-dir or --embedded, got both: --embedded ignores here."
+        "Pass either --data-dir or --embedded, which ignores here, not both."
     )
     negative = refused("reproduce", "regions", "--seed", "-1", "--output", tmp_path)
     assert negative.startswith("Invalid value for '--seed'")
     for words in (("regions", "--output"), ("table1", "--data-dir")):
         assert refused("reproduce", *words, "~nobody-of-this-name/x") == (
-            "Expected ~nobody-of-this-name/x to be a path, but there is no such home directory."
+            "~nobody-of-this-name/x names a home directory that does not exist."
         )
 
 
 def test_missing_files_are_named_with_where_they_come_from(refused: Any, tmp_path: Path) -> None:
-    for words, got in (((), ""), (("--data-dir", tmp_path), f", got {tmp_path} without them")):
+    for words, got in (((), ""), (("--data-dir", tmp_path), f", which are not in {tmp_path}")):
         text = refused("reproduce", "clipping-only", *words)
         assert text.startswith(
-            f"Expected --data-dir with the official files that clipping-only needs{got}: cifar-10-batches-bin"
+            f"clipping-only needs --data-dir with its official files{got}: cifar-10-batches-bin"
         )
         assert "https://www.cs.toronto.edu/~kriz/cifar.html" in text
         assert "--embedded" in text
@@ -92,7 +89,7 @@ def test_without_matplotlib_the_line_that_installs_it_comes_before_the_work(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     sentence = refused("reproduce", "regions", "--scale", "tiny", "--output", tmp_path / "out")
-    assert sentence == "Plotting requires an optional dependency: pip install 'dpaudit[report]'"
+    assert sentence == "Plotting needs packages that are not installed: pip install matplotlib"
     assert not (tmp_path / "out").exists()
 
 
@@ -105,8 +102,8 @@ def test_all_goes_on_after_a_figure_that_cannot_be_made_and_names_it_at_the_end(
     assert result.exit_code == 2
     assert [one["name"] for one in json.loads(result.stdout)["figures"]] == ["regions", "thresholds"]
     assert {path.stem for path in tmp_path.glob("*.csv")} == {"regions", "thresholds"}
-    assert "flagship: Expected --data-dir with the official files" in result.stderr
-    assert result.stderr.endswith("Expected 3 figures, but 1 failed: flagship.\n")
+    assert "flagship: flagship needs --data-dir with its official files" in result.stderr
+    assert result.stderr.endswith("1 of 3 figures failed: flagship.\n")
 
 
 @pytest.mark.long

@@ -61,7 +61,7 @@ def test_with_lower_is_present_negated_scores_are_audited(
 
 def test_normalized_scores_cannot_be_lower_with_the_canary(refused: Any, sides: Any) -> None:
     sentence = refused("scores", *sides("low", "high"), "--normalized", "--lower-is-present")
-    assert sentence.startswith("Expected --normalized or --lower-is-present, got both")
+    assert sentence.startswith("--normalized and --lower-is-present cannot be combined")
 
 
 @pytest.mark.parametrize("shape", [1000, (50, 20)])

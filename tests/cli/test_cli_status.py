@@ -36,7 +36,7 @@ CHECKED = "import types\ndef prepare():\n    return types.SimpleNamespace(optimi
 # the words of each command, and a function in the middle of its work
 COMMANDS: dict[str, tuple[list[str], str]] = {
     "run": (["run", "config.toml"], "dpaudit.experiments._run._outcome"),
-    "scores": (["scores", "scores.npz"], "dpaudit.cli._scores_command.examine"),
+    "scores": (["scores", "scores.npz"], "dpaudit.methods.examine"),
     "check": (["check", "checked.py:prepare"], "dpaudit.observers.opacus.PreparedTraining.of"),
     "plan": (
         ["plan", "--noise-multiplier", "1", "--delta", "1e-5", "--observations", "9"],
@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "verify": (["verify", "."], "dpaudit.experiments._recompute.verify_finished"),
     "report": (["report", "."], "dpaudit.report.Report.read"),
     "demo": (["demo", "--output", "out"], "dpaudit.experiments.rehearse"),
+    "explain": (["explain", "noise-variance"], "dpaudit.diagnostics.finding_kinds"),
     "completion": (["completion", "bash"], "dpaudit.cli._app.get_completion_script"),
 }
 ERRORS = {
@@ -96,7 +97,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def in_examine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     """Let the analysis of scores fail."""
     del folder
-    return lambda error: monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(error))
+    return lambda error: monkeypatch.setattr("dpaudit.methods.examine", raiser(error))
 
 
 def test_every_command_is_listed_here() -> None:
@@ -198,7 +199,7 @@ def test_a_signal_has_its_status_and_says_what_is_kept(
 ) -> None:
     del folder
     before = signal.getsignal(number)
-    monkeypatch.setattr("dpaudit.cli._scores_command.examine", lambda *_, **__: os.kill(os.getpid(), number))
+    monkeypatch.setattr("dpaudit.methods.examine", lambda *_, **__: os.kill(os.getpid(), number))
     result = run("scores", "scores.npz", "--json")
     assert result.exit_code == 128 + number
     sentence = f"Interrupted by {number.name}; nothing is kept: run the same command again to start over."

@@ -47,13 +47,16 @@ def test_help_groups_the_commands(run: Any) -> None:
         "Audit",
         "run",
         "scores",
-        "Plan and compare",
+        "check",
         "plan",
-        "zoo",
-        "Other commands",
+        "Results",
+        "explain",
         "report",
         "verify",
+        "Examples",
         "demo",
+        "zoo",
+        "Shell",
         "completion",
     )
     places = [text.index(f"─ {word} ─" if word[0].isupper() else f"│ {word} ") for word in groups]
@@ -79,6 +82,28 @@ def test_lines_fit_and_have_no_colours_in_a_pipe(
     assert result.exit_code in (0, 1), result.output
     assert "\x1b" not in result.output
     assert max(map(len, result.stdout.splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "headline"),
+    [("2", "▲ VIOLATION (privacy)   epsilon >= "), ("0.5", "○ NO VIOLATION FOUND   epsilon >= ")],
+)
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_verdict_is_on_the_first_of_a_few_lines(
+    noise_multiplier: str, headline: str, width: int, files: Any, request: pytest.FixtureRequest
+) -> None:
+    run, monkeypatch = map(request.getfixturevalue, ("run", "monkeypatch"))
+    monkeypatch.setenv("COLUMNS", str(width))
+    words = ["scores", *files.sides(), "--noise-multiplier", noise_multiplier, "--delta", "1e-5"]
+    lines = run(*words).stdout.splitlines()
+    assert lines[0].startswith(headline)
+    assert len(lines) <= 14
+    assert max(map(len, lines)) <= min(width, 100)
+    assert run(*words, "-q").stdout.splitlines() == lines[:1]
+    details = run(*words, "-v").stdout.splitlines()
+    assert details[0] == lines[0]
+    assert len(details) > 30
+    assert max(map(len, details)) <= min(width, 100)
 
 
 def _numbers_and_kinds(text: str) -> Counter[str]:
@@ -155,11 +180,17 @@ def test_a_verdict_has_colours_only_where_they_are_wanted(name: str, files: Any)
         (["zoo", "--seed", "-1"], "Invalid value for '--seed'"),
         (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'."),
         (["--nothing"], "No such option: --nothing."),
-        (["report", "."], "but there is no result.json."),
-        (["run", "none.toml"], "Expected a config file, but none.toml does not exist."),
-        (["report", "~nobody-of-this-name/x"], "there is no such home directory."),
-        (["plan", "--epsilon", "1", "--delta", "1e-5", "--observations", "1" + "0" * 30], "to be at most"),
-        (["scores", "."], "got the directory"),
+        (["report", "."], ". is not a finished run: it has no result.json."),
+        (["run", "none.toml"], "none.toml does not exist."),
+        (
+            ["report", "~nobody-of-this-name/x"],
+            "~nobody-of-this-name/x names a home directory that does not exist.",
+        ),
+        (
+            ["plan", "--epsilon", "1", "--delta", "1e-5", "--observations", "1" + "0" * 30],
+            "num_steps must be at most 250,000,000, got 1000000000000000000000000000000",
+        ),
+        (["scores", "."], "is a directory"),
         (["demo", "--output", "/dev/null"], "Cannot write /dev/null"),
     ],
 )
@@ -243,4 +274,4 @@ def test_every_character_can_be_printed_in_ascii(tmp_path: Path) -> None:
 def test_a_terminal_of_no_columns_shows_the_help(tmp_path: Path) -> None:
     done = _in_pipe(["--help"], tmp_path, COLUMNS="0")
     assert done.returncode == 0
-    assert "Plan and compare" in done.stdout
+    assert "Examples" in done.stdout

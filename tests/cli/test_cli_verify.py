@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from digits_config import digits_config
 
+from dpaudit.errors import InputError
 from dpaudit.experiments import Progress, Running, parse_config, run
+from dpaudit.experiments._recompute import verify_against_scores
 
 MANY = """
 output = "{output}"
@@ -119,7 +121,7 @@ def test_a_checkpoint_that_lost_its_end_is_damaged_and_not_old(
     (copy / "checkpoint.pt").write_bytes(content[: len(content) - lost])
     result = run("verify", copy)
     assert result.exit_code == 2
-    assert f"Expected an intact checkpoint in {copy / 'checkpoint.pt'}, but it is damaged" in result.stdout
+    assert f"The checkpoint {copy / 'checkpoint.pt'} is damaged" in result.stdout
 
 
 def test_a_store_of_a_killed_process_is_read_and_left_alone(many: Path, run: Any, tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_a_store_of_a_killed_process_is_read_and_left_alone(many: Path, run: Any
     assert {path.name: path.read_bytes() for path in killed.iterdir()} == before
 
 
-@pytest.mark.parametrize(("line", "sentence"), [(0, "Expected the trials of a run in"), (1, "line 2 is dam")])
+@pytest.mark.parametrize(("line", "sentence"), [(0, "does not hold the trials of a run"), (1, "Line 2 of")])
 def test_a_store_that_does_not_name_its_run_or_a_score_is_refused(
     line: int, sentence: str, many: Path, run: Any, tmp_path: Path
 ) -> None:
@@ -187,7 +189,7 @@ def test_whoever_removes_a_manifest_cannot_change_the_result(folder: Path, run: 
     checked, reported = run("verify", copy, "--json"), run("report", copy)
     assert json.loads(checked.stdout)["runs"][0]["verdict"] is None
     assert (checked.exit_code, reported.exit_code) == (2, 2)
-    assert f"Expected manifest.json in {copy}, but it is missing" in reported.stderr
+    assert f"{copy} has no manifest.json" in reported.stderr
     assert not (copy / "report.html").exists()
     (copy / "config.json").write_text("{}")
     assert f"{copy}: refused" in run("verify", copy).stdout
@@ -200,7 +202,7 @@ def test_all_runs_are_checked_and_json_has_them(folder: Path, run: Any, tmp_path
     values = json.loads(result.stdout)
     assert (result.exit_code, values["accepted"]) == (2, False)
     assert [one["status"] for one in values["runs"]] == ["sealed", "refused", "unsealed"]
-    assert values["runs"][1]["error"].startswith(f"Expected {tmp_path / 'none'} to be the directory of a run")
+    assert values["runs"][1]["error"].startswith(f"{tmp_path / 'none'} is not the directory of a run")
     assert values["runs"][0]["verdict"] == "UNDERPOWERED"
     assert values["runs"][0]["remarks"] == []
 
@@ -211,10 +213,24 @@ def test_a_link_in_the_place_of_a_file_is_refused(folder: Path, run: Any, tmp_pa
     (copy / "scores.npy").symlink_to(tmp_path / "scores.npy")
     result = run("verify", copy)
     assert result.exit_code == 2
-    assert f"Expected {copy / 'scores.npy'} to be a file of the run, but it is a link" in result.stdout
+    assert f"{copy / 'scores.npy'} must be a file of the run, but it is a link" in result.stdout
 
 
 def test_a_name_cannot_control_the_terminal(run: Any) -> None:
     result = run("verify", "\x1b[2Jruns")
     assert result.exit_code == 2
-    assert result.stdout.startswith("\\x1b[2Jruns: refused\n  Expected \\x1b[2Jruns ")
+    assert result.stdout.startswith("\\x1b[2Jruns: refused\n  \\x1b[2Jruns ")
+
+
+def test_a_run_of_an_older_version_lacks_keys_but_not_others(folder: Path) -> None:
+    values = json.loads((folder / "finished" / "result.json").read_text())
+    changed = {**values, "size": {**values["size"], "num_present": 1}}
+    with pytest.raises(InputError, match=r"size\.num_present is 1 in "):
+        verify_against_scores(folder / "finished", changed)
+    for key in ("condition", "size", "needed", "specific"):
+        del values[key]
+    del values["claim"]["description"]
+    verify_against_scores(folder / "finished", values)
+    del values["verdict"]
+    with pytest.raises(InputError, match="verdict is None in "):
+        verify_against_scores(folder / "finished", values)

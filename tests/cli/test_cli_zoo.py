@@ -84,12 +84,16 @@ def test_a_fault_that_is_known_not_to_be_caught_is_listed_with_its_reason(
 
 
 def test_mistakes_are_told_in_a_sentence(refused: Any, run: Any, tmp_path: Path) -> None:
-    assert refused("zoo", "--only", "nosie").startswith("Expected the name of a zoo entry, got 'nosie'")
+    assert refused("zoo", "--only", "nosie").startswith("The zoo has no entry 'nosie'")
     run("zoo", "--only", "microbatch", "--output", tmp_path)
     sentence = refused("zoo", "--only", "microbatch", "--output", tmp_path, "--seed", 1)
-    assert sentence == f"Expected seed = 1 in {tmp_path / 'microbatch.json'}, got 0; choose another --output."
+    assert (
+        sentence == f"{tmp_path / 'microbatch.json'} was made with seed = 0, not 1; choose another --output."
+    )
     (tmp_path / "microbatch.json").write_text("{")
-    assert "cannot be read" in refused("zoo", "--only", "microbatch", "--output", tmp_path)
+    assert refused("zoo", "--only", "microbatch", "--output", tmp_path) == (
+        f"{tmp_path / 'microbatch.json'} is damaged: it does not contain an entry of the zoo. Delete it."
+    )
 
 
 def test_names_are_listed_and_nothing_is_run(run: Any, tmp_path: Path) -> None:

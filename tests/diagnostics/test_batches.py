@@ -64,7 +64,7 @@ def test_what_is_not_known_of_sums_is_named():
     assert record.results(CLAIMED).not_covered == ()
     record.observe(step(None, 10, sum_changes=(SumChange(3, 1, True),)))
     results = record.results(CLAIMED)
-    assert "the observer gives no example_sum_norm" in results.not_covered[0]
+    assert "longer than their clipped rows allow" in results.not_covered[0]
     assert (results.certain, "scaled down between clipping and noise in 1 of 1" in results.notes[0]) == (
         (),
         True,
@@ -145,7 +145,7 @@ def test_a_loop_that_starts_before_the_observer_is_not_compared():
 def test_batches_that_are_followed_and_reported_are_refused():
     record = BatchRecord()
     record.add_drawn_batch(np.arange(2), 10)
-    with pytest.raises(InputError, match="Expected no observe_batch"):
+    with pytest.raises(InputError, match="remove observe_batch"):
         record.add_reported_batch(np.arange(2), 10)
 
 

@@ -253,7 +253,7 @@ def test_a_stated_periodic_schedule_of_the_noise_is_no_finding(is_stated: bool) 
         )
     diagnosis = tests.diagnose(0.99)
     assert ("noise-by-batch" in [finding.name for finding in diagnosis.findings]) is not is_stated
-    assert any("noise multiplier, which changed" in gap for gap in diagnosis.not_covered) is is_stated
+    assert any("noise multiplier changed during" in gap for gap in diagnosis.not_covered) is is_stated
 
 
 def test_noise_that_follows_the_batch_at_a_constant_multiplier_is_a_finding() -> None:

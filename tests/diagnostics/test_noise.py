@@ -136,7 +136,7 @@ def test_the_least_noisy_parts_are_named():
     found = checks(noise, {"wide": 9, "quiet": 3})
     assert "step 7 " in found["step-noise"].sentence
     assert "leaf quiet " in found["leaf-noise"].sentence
-    assert "coordinate 3 is 0 of the claimed level" in found["coordinate-noise"].sentence
+    assert "coordinate 3 is 0 % of the claimed level" in found["coordinate-noise"].sentence
 
 
 @pytest.mark.parametrize("scale", [1.2, 30.0])
@@ -247,29 +247,31 @@ def test_the_order_of_steps_does_not_matter_where_it_should_not(seed):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_noise_that_is_not_finite_is_told_with_its_place(bad):
     record = record_of(normal(2, 5))
-    with pytest.raises(InputError, match=r"finite noise in step 2, got -?(nan|inf) at coordinate 3"):
+    with pytest.raises(
+        InputError, match=r"Noise must be finite, got .* at coordinate 3 in step 2\. Did training diverge\?"
+    ):
         record.observe_noise([0.0, 0.0, 0.0, bad, 0.0])
     assert record.diagnose() == record_of(normal(2, 5)).diagnose()  # the bad step was not taken in
 
 
 @pytest.mark.parametrize("bad", [np.zeros(4), np.zeros((5, 1)), np.array(["a"] * 5), np.zeros(0)])
 def test_noise_of_another_shape_is_refused(bad):
-    with pytest.raises(InputError, match="Expected the noise of step 1 as a vector of 5 numbers"):
+    with pytest.raises(InputError, match="The noise of step 1 must be a vector of 5 numbers"):
         record_of(normal(1, 5)).observe_noise(bad)
 
 
 def test_wrong_leaves_are_refused():
-    with pytest.raises(InputError, match="leaves with 5 coordinates in total, got 6"):
+    with pytest.raises(InputError, match="leaves must have 5 coordinates in total, got 6"):
         record_of(normal(1, 5), [3, 3])
     record = record_of(normal(1, 5), [3, 2])
-    with pytest.raises(InputError, match="Expected the same leaves in step 1 as in the first step"):
+    with pytest.raises(InputError, match="Step 1 must have the same leaves as the first step"):
         record.observe_noise(np.zeros(5), [2, 3])
     with pytest.raises(InputError, match="size of leaf 1"):
         record_of(normal(1, 5), [6, -1])
 
 
 def test_a_collector_without_observations_has_no_diagnosis():
-    with pytest.raises(InputError, match="at least one observed step"):
+    with pytest.raises(InputError, match=r"No step was observed\. Did training run\?"):
         Diagnostics().diagnose()
 
 

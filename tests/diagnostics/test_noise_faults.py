@@ -331,7 +331,7 @@ def test_canaries_do_not_hide_a_part_of_the_sum_of_the_examples(share, expected)
 @pytest.mark.parametrize("name", ["known", "examples", "released"])
 @pytest.mark.parametrize("bad", [np.zeros(4), np.full(5, np.nan)])
 def test_sums_and_releases_of_another_shape_are_refused(name, bad):
-    with pytest.raises(InputError, match=f"Expected {name}=... of step 0 as 5 finite numbers"):
+    with pytest.raises(InputError, match=f"{name} of step 0 must be 5 finite numbers"):
         Diagnostics().observe_noise(np.ones(5), **{name: bad})
 
 

@@ -143,8 +143,8 @@ def test_the_order_within_a_batch_does_not_matter(seed):
 @pytest.mark.parametrize(
     ("indices", "message"),
     [
-        ([0, 5], "from 0 to 4, got 5"),
-        ([-1], "from 0 to 4, got -1"),
+        ([0, 5], "between 0 and 4, got 5"),
+        ([-1], "between 0 and 4, got -1"),
         ([0.5], "whole numbers"),
         ([[1], [2]], "whole numbers"),
         ([np.nan], "whole numbers"),
@@ -159,15 +159,15 @@ def test_sizes_and_examples_are_not_mixed_and_the_data_set_stays():
     sizes, members = Diagnostics(), Diagnostics()
     sizes.observe_batch_size(2, 5)
     members.observe_batch([1, 2], 5)
-    with pytest.raises(InputError, match="Expected the size of the batch"):
+    with pytest.raises(InputError, match="Pass the size of the batch"):
         sizes.observe_batch([1, 2], 5)
-    with pytest.raises(InputError, match="Expected the examples of the batch"):
+    with pytest.raises(InputError, match="Pass the examples of the batch"):
         members.observe_batch_size(2, 5)
-    with pytest.raises(InputError, match="num_examples=6 to be 5"):
+    with pytest.raises(InputError, match="num_examples must be 5, as in earlier steps, got 6"):
         members.observe_batch([1], 6)
-    with pytest.raises(InputError, match="size=6 to be at most num_examples=5"):
+    with pytest.raises(InputError, match="size must be at most num_examples=5, got 6"):
         sizes.observe_batch_size(6, 5)
-    with pytest.raises(InputError, match=r"sample_rate=0 in \(0, 1\]"):
+    with pytest.raises(InputError, match="sample_rate must be above 0 and at most 1, got 0"):
         Diagnostics(sample_rate=0.0)
 
 

@@ -44,7 +44,9 @@ def test_the_digits_example_shows_every_key_with_its_default() -> None:
 
 
 def test_an_unknown_example_is_answered_by_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"digits, paper-cifar10, .*, black-box-function, got 'mnist'"):
+    with pytest.raises(
+        InputError, match="'mnist' is not an example; choose from digits, paper-cifar10, end-to-end,"
+    ):
         example("mnist")
 
 
@@ -58,10 +60,10 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
     text = GOOD.replace("num_steps = 10", 'num_steps = "ten"').replace("1.0", "-1.0") + "sample_rat = 2\n"
     assert refused(text + "[audit]\nconfidence = 1.2\n").splitlines() == [
         "c.toml has 4 errors:",
-        "  line 5, training.noise_multiplier: Expected noise_multiplier=-1 in [0, inf).",
-        "  line 7, training.num_steps: Expected a whole number, got 'ten'.",
-        "  line 8, training.sample_rat: Unknown key; did you mean 'sample_rate'?",
-        "  line 10, audit.confidence: Expected confidence=1.2 in [0.5, 1).",
+        "  line 5, training.noise_multiplier: noise_multiplier must be at least 0, got -1.",
+        "  line 7, training.num_steps: Must be a whole number, got 'ten'.",
+        "  line 8, training.sample_rat: Unknown key. Did you mean 'sample_rate'?",
+        "  line 10, audit.confidence: confidence must be at least 0.5 and below 1, got 1.2.",
     ]
 
 
@@ -70,97 +72,101 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
     [
         (
             ["training.target_epsilon=8"],
-            "--set training.target_epsilon: Expected exactly one of noise_multiplier and target_epsilon, "
+            "--set training.target_epsilon: Exactly one of noise_multiplier and target_epsilon is required, "
             "got both.",
         ),
         (
             ["training.batch_size=8"],
-            "--set training.batch_size: Expected exactly one of sample_rate and batch_size, got both.",
+            "--set training.batch_size: Exactly one of sample_rate and batch_size is required, got both.",
         ),
-        (["training.num_steps=0"], "training.num_steps: Expected num_steps=0 to be at least 1."),
-        (["training.num_steps=true"], "training.num_steps: Expected a whole number, got True."),
-        (["training.delta=0"], "training.delta: Expected delta=0 in (0, 1)."),
-        (["training.max_grad_norm=nan"], "training.max_grad_norm: Expected a finite number, got nan."),
+        (["training.num_steps=0"], "training.num_steps: num_steps must be at least 1, got 0."),
+        (["training.num_steps=true"], "training.num_steps: Must be a whole number, got True."),
+        (["training.delta=0"], "training.delta: delta must be above 0 and below 1, got 0."),
+        (["training.max_grad_norm=nan"], "training.max_grad_norm: Must be a finite number, got nan."),
         (
             ["threat_model=black-box", "audit.canary.kind=crafted"],
-            "audit: Expected canary.kind to be one of 'blank', 'mislabelled', 'clip-bkd', 'example' with "
+            "audit: canary.kind must be 'blank', 'mislabelled', 'clip-bkd' or 'example' with "
             "threat_model = 'black-box', got 'crafted'.",
         ),
         (
             ["threat_model=black-box", "audit.num_models=1"],
-            "audit.num_models: Expected num_models=1 to be at least 2.",
+            "audit.num_models: num_models must be at least 2, got 1.",
         ),
         (
             ["threat_model=black-box", "audit.mode=one-run", "audit.first_steps=3"],
-            "audit: Expected no first_steps with threat_model = 'black-box', got first_steps = 3.",
+            "audit: first_steps cannot be used with threat_model = 'black-box', got first_steps = 3.",
         ),
         (
             ["audit.initialization=pre-trained"],
-            "audit: Expected no initialization with threat_model = 'gradient', "
+            "audit: initialization cannot be used with threat_model = 'gradient', "
             "got initialization = pre-trained.",
         ),
         (
             ["audit.mode=many-runs"],
-            "audit: Expected mode to be one of 'one-run', 'paper', 'end-to-end' with threat",
+            "audit: mode must be 'one-run', 'paper' or 'end-to-end' with threat",
         ),
-        (["training.noise_multiplier=0"], "Expected training.noise_multiplier=0 in (0, inf): without"),
-        (["pool=serial"], "c.toml, Expected no pool with mode = 'one-run', which trains a single model."),
+        (["training.noise_multiplier=0"], "training.noise_multiplier must be positive, got 0: without"),
+        (["pool=serial"], "c.toml, pool cannot be used with mode = 'one-run', which trains a single model."),
         (
             ["threat_model=black-box", "pool.kind=ray", "pool.num_workers=2"],
             '--set pool.num_workers: This key is not used with kind = "ray"; remove it.',
         ),
-        (["model.name=function", "model.function=a:b"], "c.toml, Expected threat_model = 'black-box' and"),
+        (
+            ["model.name=function", "model.function=a:b"],
+            "c.toml, A training function needs threat_model = 'black-box' and",
+        ),
         (
             ["threat_model=black-box", "audit.canary.kind=example"],
-            "c.toml, Expected exactly one of index and file with canary.kind = 'example'.",
+            "c.toml, canary.kind = 'example' needs exactly one of index and file.",
         ),
         (
             ["threat_model=black-box", "training.fault.name=shuffled-batches"],
-            "c.toml, Expected a fault other than 'shuffled-batches' with threat_model = 'black-box'.",
+            "c.toml, The fault 'shuffled-batches' cannot be used with threat_model = 'black-box'.",
         ),
         (
             ["threat_model=magic"],
-            "threat_model: Expected 'gradient', 'input' or 'black-box', got 'magic'.",
+            "threat_model: Must be 'gradient', 'input' or 'black-box', got 'magic'.",
         ),
-        (["model.name=mpl"], "got 'mpl'; did you mean 'mlp'?"),
-        (["model.hidden=[16, 0]"], "model.hidden: Expected hidden=0 to be at least 1."),
-        (["data.name=cifar10"], "data.directory: Expected a value, got none."),
-        (["audit.mode=paper", "audit.num_canaries=3"], "audit.num_canaries: Expected 1, got 3."),
+        (["model.name=mpl"], "'mlp', 'function', got 'mpl'. Did you mean 'mlp'?"),
+        (["model.hidden=[16, 0]"], "model.hidden: hidden must be at least 1, got 0."),
+        (["data.name=cifar10"], "data.directory: This key is required."),
+        (["audit.mode=paper", "audit.num_canaries=3"], "audit.num_canaries: Must be 1, got 3."),
         (["audit.canary_rate=0.5"], "--set audit.canary_rate: This key is not used here; remove it."),
         (
             ["audit.mode=end-to-end", "audit.stop_on_violation=true"],
             'audit.stop_on_violation: This key is not used with mode = "end-to-end"; remove it.',
         ),
-        (["audit.canary.kind=dirc"], "got 'dirc'; did you mean 'dirac'?"),
+        (["audit.canary.kind=dirc"], "'crafted', 'clip-bkd', 'example', got 'dirc'. Did you mean 'dirac'?"),
         (
             ["audit.canary.kind=crafted"],
-            "audit: Expected canary.kind to be one of 'dirac', 'constant', 'mixed', 'mixture', "
-            "'random-direction' with threat_model = 'gradient', got 'crafted'.",
+            "with threat_model = 'gradient', got 'crafted'.",
         ),
         (
             ["audit.held_out=9"],
-            "audit: Expected no held_out with threat_model = 'gradient', got held_out = 9.",
+            "audit: held_out cannot be used with threat_model = 'gradient', got held_out = 9.",
         ),
         (
             ["threat_model=input", "audit.mode=end-to-end"],
-            "audit: Expected mode to be one of 'one-run', 'paper' with threat_model = 'input', "
-            "got 'end-to-end'.",
+            "audit: mode must be 'one-run' or 'paper' with threat_model = 'input', got 'end-to-end'.",
         ),
         (
             ["threat_model=input", "audit.canary.kind=dirac"],
-            "audit: Expected canary.kind to be one of 'crafted', 'blank', 'mislabelled', 'adversarial' with "
+            "audit: canary.kind must be 'crafted', 'blank', 'mislabelled' or 'adversarial' with "
             "threat_model = 'input', got 'dirac'.",
         ),
         (
             ["threat_model=input", "audit.canary.kind=blank", "audit.canary.long=true"],
             '--set audit.canary.long: This key is not used with kind = "blank"; remove it.',
         ),
-        (["threat_model=input", "audit.canary.kind=crafted", "audit.canary.every=0"], "Expected every=0 to"),
-        (["audit.first_steps=0"], "audit.first_steps: Expected first_steps=0 to be at least 1."),
+        (
+            ["threat_model=input", "audit.canary.kind=crafted", "audit.canary.every=0"],
+            "every must be at least 1, got 0",
+        ),
+        (["audit.first_steps=0"], "audit.first_steps: first_steps must be at least 1, got 0."),
         (['audit.methods=["CP"]'], "got 'CP'."),
-        (["audit=3"], "audit: Expected a table, got 3."),
-        (["model=3"], "model: Expected a table, got 3."),
-        (["seed=-1"], "seed: Expected seed=-1 to be at least 0."),
+        (["audit=3"], "audit: Must be a table, got 3."),
+        (["model=3"], "model: Must be a table, got 3."),
+        (["seed=-1"], "seed: seed must be at least 0, got -1."),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence_with_its_place(changes: list[str], sentence: str) -> None:
@@ -213,13 +219,13 @@ def test_canaries_have_the_defaults_of_the_library() -> None:
 
 def test_what_is_not_toml_is_told_with_its_line() -> None:
     told = refused('output = "a"\nmodel = = 3\n')
-    assert told.startswith("Expected TOML in c.toml: ")
+    assert told.startswith("c.toml is not valid TOML: ")
     assert "line 2" in told
 
 
 @pytest.mark.parametrize("change", ["output=", "output=''", "output='  '"])
 def test_an_empty_output_is_not_the_current_directory(change: str) -> None:
-    assert refused(GOOD, change).startswith("c.toml, --set output: Expected a path, got '")
+    assert refused(GOOD, change).startswith("c.toml, --set output: The path is empty")
     assert parse_config(GOOD, "c.toml", ["output=."]).output == "."
 
 
@@ -258,10 +264,10 @@ def test_where_a_run_is_kept_is_not_part_of_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ("x = " + "1" * 5000, "Expected numbers with fewer digits in c.toml."),
-        ("x = 0x" + "f" * 9000, "Expected whole numbers up to 2^128 in c.toml."),
-        ("x = " + "[" * 3000 + "]" * 3000, "Expected at most 20 levels of tables and lists in c.toml."),
-        (".".join("x" * 3000) + " = 1", "Expected at most 20 levels of tables and lists in c.toml."),
+        ("x = " + "1" * 5000, "A number in c.toml has too many digits."),
+        ("x = 0x" + "f" * 9000, "Whole numbers in c.toml must be at most 2^128."),
+        ("x = " + "[" * 3000 + "]" * 3000, "c.toml may have at most 20 levels of tables and lists."),
+        (".".join("x" * 3000) + " = 1", "c.toml may have at most 20 levels of tables and lists."),
         # a pattern that tries every way to cut the line in pieces would not end before the sun does
         ("x = '''\n" + "a" * 100 + "\n'''", "c.toml, line 2, x: Unknown key"),
     ],
@@ -273,10 +279,13 @@ def test_what_would_be_too_much_for_the_rest_is_refused(more: str, sentence: str
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["training=0x" + "f" * 9000, "training.num_steps=1"], "Expected whole numbers up to 2^128 in --set"),
-        (["training.num_steps=100000000000"], "Expected num_steps=100000000000 to be at most 10000000."),
-        (["training.noise_multiplier=1" + "0" * 400], "Expected whole numbers up to 2^128"),
-        (["pool=nothing"], "Expected one of 'serial', 'processes', 'ray', got 'nothing'"),
+        (
+            ["training=0x" + "f" * 9000, "training.num_steps=1"],
+            "Whole numbers in --set must be at most 2^128",
+        ),
+        (["training.num_steps=100000000000"], "num_steps must be at most 10,000,000, got 100000000000."),
+        (["training.noise_multiplier=1" + "0" * 400], "must be at most 2^128"),
+        (["pool=nothing"], "Must be one of 'serial', 'processes', 'ray', got 'nothing'"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(changes: list[str], sentence: str) -> None:
@@ -285,7 +294,7 @@ def test_a_value_that_cannot_be_is_refused(changes: list[str], sentence: str) ->
 
 def test_a_config_of_many_megabytes_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_bytes(b"#" * 1_000_001)
-    with pytest.raises(InputError, match=r"at most 1,000,000 bytes, but .*c\.toml is larger"):
+    with pytest.raises(InputError, match="is too large for a config: it may have at most 1,000,000 bytes"):
         load_config(tmp_path / "c.toml")
-    with pytest.raises(InputError, match="Expected /dev/zero to be a file, but it is a pipe or a device"):
+    with pytest.raises(InputError, match="/dev/zero is a pipe or a device, not a file"):
         load_config("/dev/zero")

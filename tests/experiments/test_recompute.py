@@ -135,5 +135,5 @@ def test_failed_trials_are_found_in_the_scores_and_count_against_the_audit() -> 
     apart = _scores_of(1, shift=100.0)
     assert plain_values(apart, compare(apart))["verdict"] == "VIOLATION"
     forged = RunScores(most.arrays, {**most.values, "num_failed": 19}, most.audit)
-    with pytest.raises(InputError, match="Expected num_failed=19 to be 20, as the scores show"):
+    with pytest.raises(InputError, match="num_failed must be 20, as the scores show, got 19"):
         compare(forged)

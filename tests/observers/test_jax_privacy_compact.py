@@ -114,7 +114,7 @@ def test_there_are_as_many_canaries_as_parameters_up_to_1024_and_64_if_they_need
     assert number(canary=dpaudit.Dirac()) == 130
     assert number(num_canaries=5) == 5
     assert number(canary=dpaudit.Dirac(moving=True)) == 64
-    with pytest.raises(dpaudit.InputError, match="canaries that do not move"):
+    with pytest.raises(dpaudit.InputError, match="canary must not move"):
         number(canary=dpaudit.Mixture(moving=True))
     monkeypatch.setattr(_canaries, "_NUM_CANARIES", 50)
     assert number() == 50

@@ -107,12 +107,14 @@ def test_a_step_that_uses_a_loss_of_its_own_gets_no_verdict():
     recorder = watch(
         lambda _, params, batch: step(lambda p, example: loss(p, example[0]), params, batch), "torch"
     )
-    with pytest.raises(dpaudit.InputError, match="to increase by 1 where a canary is present"):
+    with pytest.raises(dpaudit.InputError, match="Scores must increase by 1 where a canary is present"):
         recorder.audit()
 
 
 def test_what_has_no_gradient_or_the_wrong_one_is_refused():
-    with pytest.raises(dpaudit.InputError, match=r"parameters of JAX or torch.*got a ndarray"):
+    with pytest.raises(
+        dpaudit.InputError, match="Parameters must be of JAX or torch, which compute gradients, got a ndarray"
+    ):
         observe_loss_step(torch_step(), loss, np.zeros(3), INPUTS, claim=CLAIM, max_grad_norm=1.0)
     with pytest.raises(dpaudit.InputError, match="like the parameters, got"):
         watch(lambda _, params, __: params["bias"], "torch")
@@ -120,7 +122,7 @@ def test_what_has_no_gradient_or_the_wrong_one_is_refused():
         watch(torch_step(), "torch", (INPUTS, TARGETS[:3]))
     with pytest.raises(dpaudit.InputError, match="like the parameters, got"):  # its order is not known
         watch(lambda _, params, __: torch.cat([params["bias"], params["weight"].reshape(-1)]), "torch")
-    with pytest.raises(dpaudit.InputError, match="parameters of JAX or torch, got none"):
+    with pytest.raises(dpaudit.InputError, match="There are no parameters"):
         observe_loss_step(torch_step(), loss, {}, INPUTS, claim=CLAIM, max_grad_norm=1.0)
-    with pytest.raises(dpaudit.InputError, match="got a str among them"):
+    with pytest.raises(dpaudit.InputError, match="must contain arrays, got a str"):
         observe_loss_step(torch_step(), loss, {"a": "b"}, INPUTS, claim=CLAIM, max_grad_norm=1.0)

@@ -201,7 +201,9 @@ def test_noise_that_no_score_shows_to_be_wrong_is_found_in_opacus(kind, expected
 
 def test_there_is_no_verdict_if_only_canaries_arrive_that_do_not_count():
     recorder = observed(ReversedLong, num_steps=400, is_planned=False)[1]
-    with pytest.raises(dpaudit.InputError, match=r"by 1 where a canary is present, got -0\.1"):
+    with pytest.raises(
+        dpaudit.InputError, match="Scores must increase by 1 where a canary is present, but they increase by"
+    ):
         recorder.audit()
 
 
@@ -317,7 +319,7 @@ def recorded(num_steps, planned):
 
 @pytest.mark.parametrize(
     ("planned", "sentence"),
-    [(30, "got 20 of 30 steps and a bound"), (None, "got a run of unplanned length and a bound")],
+    [(30, "after 20 of 30 steps a bound"), (None, "after a run of unplanned length a bound")],
 )
 def test_a_run_that_its_noise_may_have_ended_is_refused_in_a_sentence(planned, sentence):
     watched = recorded(20, planned)
@@ -340,7 +342,9 @@ def test_a_run_that_its_noise_cannot_have_ended_is_tested():
 
 
 def test_a_recorder_of_no_noise_says_so():
-    with pytest.raises(dpaudit.InputError, match="noise of at least one step, got none"):
+    with pytest.raises(
+        dpaudit.InputError, match=r"No step was recorded, so there is no noise to test\. Did training run\?"
+    ):
         recorded(0, 30).diagnose()
 
 

@@ -16,7 +16,7 @@ from dpaudit.observers.step import observe_step
 from dpaudit.training import DPSGD, SGD, Diagnose, Training
 from dpaudit.training.data import digits
 
-PAGE = Path(__file__).parents[2] / "docs" / "observers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "supported.md"
 FIELDS = (
     *("scores", "noise", "total", "examples", "released", "weights", "max_noise", "sum_norm", "num_rows"),
     *("max_row_norm", "noise_multiplier", "example_sum_norm", "batch", "row_digests"),

@@ -32,29 +32,29 @@ def recorded(num_steps, given=NOTHING, read=READ):
 
 
 def test_a_training_that_did_not_run_is_told_as_such():
-    with pytest.raises(dpaudit.InputError, match="at least one recorded step, got none: did training run"):
+    with pytest.raises(dpaudit.InputError, match=r"No step was recorded\. Did training run\?"):
         recorded(0).audit()
 
 
 def test_more_steps_than_claimed_are_refused():
-    with pytest.raises(dpaudit.InputError, match="at most num_steps=10 steps, the number in the claim"):
+    with pytest.raises(dpaudit.InputError, match="20 steps, but the claim covers num_steps=10"):
         recorded(20, DPSGDParams(num_steps=10)).audit()
-    with pytest.raises(dpaudit.InputError, match="at most num_steps=15"):
+    with pytest.raises(dpaudit.InputError, match="claim covers num_steps=15"):
         recorded(20).audit(num_steps=15)
     assert recorded(20, DPSGDParams(num_steps=20)).audit().verdict is not dpaudit.Verdict.VIOLATION
 
 
 def test_a_training_without_noise_has_no_claim_of_its_own():
     silent = recorded(20, read=DPSGDParams(noise_multiplier=0.0, sample_rate=0.05, delta=1e-5))
-    with pytest.raises(dpaudit.InputError, match="above 0, got 0: without noise there is no claim"):
+    with pytest.raises(
+        dpaudit.InputError, match="noise_multiplier must be positive, got 0: without noise there is no claim"
+    ):
         silent.audit()
     assert silent.audit(noise_multiplier=1.0).claim.epsilon > 0
 
 
 def test_an_epsilon_is_no_claim_of_steps():
-    expected = (
-        r"Expected noise_multiplier=\.\.\., sample_rate=.* and num_steps=.*, got epsilon=2\.0: an epsilon"
-    )
+    expected = r"epsilon=2\.0 alone does not determine .* pass noise_multiplier="
     for delta in (None, 1e-5):
         with pytest.raises(dpaudit.InputError, match=expected):
             recorded(20).audit(epsilon=2.0, delta=delta)
@@ -63,7 +63,7 @@ def test_an_epsilon_is_no_claim_of_steps():
 def test_a_sample_rate_that_contradicts_the_training_is_told():
     for result in (recorded(20).audit(sample_rate=0.5), recorded(20, DPSGDParams(sample_rate=0.5)).audit()):
         assert "sample rate 0.5" in result.claim.summary
-        assert "the claimed sample_rate=0.5 differs from the 0.05 of the training run" in str(result)
+        assert "the claimed sample_rate=0.5 differs from the 0.05 of the training run" in result.details()
 
 
 def test_a_sample_rate_that_is_rounded_otherwise_is_not_told():
@@ -185,7 +185,7 @@ def test_a_claim_is_its_numbers_and_takes_precedence_over_those_that_are_read():
             assert recorder.claim.summary == CLAIM.summary
         for rng in map(np.random.default_rng, range(51)):
             recorder.record(np.zeros(64), rng.random(64) < 0.5)
-        with pytest.raises(dpaudit.InputError, match="at most num_steps=50"):
+        with pytest.raises(dpaudit.InputError, match="claim covers num_steps=50"):
             recorder.audit()
     step = dpaudit.Claim.gaussian(noise_multiplier=2.0, delta=1e-6)
     with observe_library(library(), claim=step) as recorder:
@@ -194,16 +194,18 @@ def test_a_claim_is_its_numbers_and_takes_precedence_over_those_that_are_read():
 
 @pytest.mark.parametrize("name", ["noise_multiplier", "sample_rate", "num_steps", "delta"])
 def test_a_claim_and_one_of_its_numbers_are_refused(name):
-    with pytest.raises(dpaudit.InputError, match=f"claim=... or {name}=..., got both"):
+    with pytest.raises(dpaudit.InputError, match=f"Pass either claim=... or {name}=..., not both"):
         observe_library(library(), claim=CLAIM, **{name: 1}).start()
 
 
 def test_options_that_no_observer_has_are_refused_at_once():
     with pytest.raises(TypeError, match=r"observe_library\(\) got an unexpected keyword argument 'canarys'"):
         observe_library(library(), canarys=3)
-    with pytest.raises(dpaudit.InputError, match=r"Expected noise_multiplier=.*, got target_epsilon=8"):
+    with pytest.raises(dpaudit.InputError, match=r"target_epsilon=8 alone does not determine"):
         observe_library(library(), target_epsilon=8)
-    with pytest.raises(dpaudit.InputError, match="to be a Claim such as"):
+    with pytest.raises(
+        dpaudit.InputError, match=r"claim must be a Claim such as Claim\.dpsgd\(\.\.\.\), got 8\.0"
+    ):
         observe_library(library(), claim=8.0).start()
 
 

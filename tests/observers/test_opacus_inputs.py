@@ -199,7 +199,7 @@ def test_correct_training_is_flagged_in_at_most_5_percent_of_40_seeds(audited, c
 
 def test_scores_of_a_step_are_not_counted_as_independent(audited):
     made = audited(dpaudit.Blank(), num_steps=20, observer=PLANNED)
-    with pytest.raises(dpaudit.InputError, match=r"Expected inference=Betting\(\)"):
+    with pytest.raises(dpaudit.InputError, match=r"inference must be Betting\(\)"):
         made.recorder.audit(inference=dpaudit.JointExact())
     assert "Betting" in made.recorder.audit().bound.method
 
@@ -247,7 +247,7 @@ def test_canaries_that_do_not_depend_on_the_optimizers_clip_are_told_together(au
             value.summed_grad = part if value.summed_grad is None else value.summed_grad + part
 
     monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", of_the_sum)
-    with pytest.raises(dpaudit.InputError, match="to be clipped separately"):
+    with pytest.raises(dpaudit.InputError, match="Examples are not clipped separately"):
         audited(dpaudit.Mislabelled(), num_steps=5, max_grad_norm=0.3)
 
 
@@ -315,23 +315,28 @@ def test_the_pass_of_the_canaries_changes_only_the_sum(private, held, mode):
 
 def test_what_cannot_be_is_refused_in_a_sentence(private, held):
     made = private()
-    refused(made, held, "Expected held_out=..., the examples", held_out=None)
+    refused(made, held, "needs held_out=..., the examples", held_out=None)
     refused(made, held, "got a? ?tuple", held_out=(held.inputs, held.targets))
-    refused(made, held, "Expected module=", module=None)
-    refused(made, held, "to be the model that the optimizer trains", module=small_model())
+    refused(made, held, "need module=", module=None)
+    refused(made, held, "module must be the model that the optimizer trains", module=small_model())
     refused(made, held, "with sampling=True", sampling=True, loader=made.loader)
     plain = DataLoader(made.loader.dataset, batch_size=10)
-    refused(made, held, "Expected a loader with Poisson sampling", loader=plain)
-    refused(made, held, "Expected no held_out", canary=dpaudit.Dirac())
+    refused(made, held, "The claim assumes Poisson sampling", loader=plain)
+    refused(made, held, "is not made from examples", canary=dpaudit.Dirac())
     refused(made, held, "such as Dirac", canary="crafted")
     ghost = private(grad_sample_mode="ghost")
-    refused(ghost, held, "Expected criterion=", criterion=nn.CrossEntropyLoss())
+    refused(ghost, held, "needs criterion=", criterion=nn.CrossEntropyLoss())
 
 
 def test_held_out_examples_that_the_loader_draws_are_refused(private, held):
     both = TensorDataset(held.inputs, held.targets)
     made = private(num_examples=len(both), batch_size=6, data=lambda _: both)
-    refused(made, held, "disjoint from the data of loader", loader=made.loader)
+    refused(
+        made,
+        held,
+        "held_out and the data of loader must be disjoint, but 60 of 60 held-out",
+        loader=made.loader,
+    )
     other = private()
     with observe(other.optimizer, **examples(other, held)):
         run(other, 2)
@@ -341,8 +346,8 @@ def test_a_batch_of_the_training_cannot_be_held_out(private):
     made = private()
     batch = next(iter(made.loader))
     of_batch = hold_out(TensorDataset(*batch), len(batch[0]) // 2, num_classes=2)[1]
-    refused(made, of_batch, f"{len(of_batch)} of its {len(of_batch)} examples are in both")
-    refused(made, of_batch, "Expected loader=", loader=None)
+    refused(made, of_batch, f"{len(of_batch)} of {len(of_batch)} held-out examples are in both")
+    refused(made, of_batch, "loader=..., the one", loader=None)
 
 
 def test_hold_out_splits_a_data_set_and_leaves_duplicates_out():
@@ -353,17 +358,15 @@ def test_hold_out_splits_a_data_set_and_leaves_duplicates_out():
     assert kept.isdisjoint(held.inputs.view(-1).tolist())
     assert 0 < len(held) < 20
     assert held.num_classes == 3
-    with pytest.raises(dpaudit.InputError, match="num_held_out=40"):
+    with pytest.raises(dpaudit.InputError, match="num_held_out must be between 1 and 39, got 40"):
         hold_out(TensorDataset(inputs, torch.arange(40)), 40)
 
 
 def test_data_without_classes_have_nothing_to_hold_out():
     inputs = torch.rand(40, 3)
-    with pytest.raises(
-        dpaudit.InputError, match="Expected data that consist of pairs of an input and its class"
-    ):
+    with pytest.raises(dpaudit.InputError, match="The data must be pairs of an input and its class"):
         hold_out(TensorDataset(inputs), 20)
-    with pytest.raises(dpaudit.InputError, match="Expected classes to be whole numbers"):
+    with pytest.raises(dpaudit.InputError, match="Classes must be whole numbers"):
         hold_out(TensorDataset(inputs, inputs[:, :1]), 20)
 
 
@@ -371,4 +374,4 @@ def test_held_out_examples_that_the_model_does_not_take_are_told(private):
     others = hold_out(TensorDataset(torch.rand(60, 5), torch.arange(60) % 2), 20)[1]
     more = hold_out(TensorDataset(small_data(60).tensors[0] + 1, torch.arange(60) % 9), 20)[1]
     for held in (others, more):
-        refused(private(), held, "that the model and its loss accept")
+        refused(private(), held, "The model and its loss do not accept the held-out examples")

@@ -565,7 +565,7 @@ def refused(made, step=private_step, **options):
 
 
 def test_what_cannot_be_replayed_is_refused(made):
-    assert "adaptive clipping" in refused(made(**OTHER_KINDS["adaptive clipping"]))
+    assert "Adaptive clipping" in refused(made(**OTHER_KINDS["adaptive clipping"]))
     secure = made()
     secure.optimizer.secure_mode = True
     assert "secure_mode" in refused(secure)

@@ -304,10 +304,10 @@ def test_batches_that_no_step_was_made_of_are_refused_unless_the_loop_was_broken
     with observe(built.optimizer, **options) as recorder:
         without_the_last_five(built, epochs=1)
     for judge in (recorder.audit, recorder.one_run_bound):
-        with pytest.raises(dpaudit.InputError, match="got 5 unused batches"):
+        with pytest.raises(dpaudit.InputError, match="did not use 5 batches"):
             judge()
     with (
-        pytest.raises(dpaudit.InputError, match="got 5 unused batches"),
+        pytest.raises(dpaudit.InputError, match="did not use 5 batches"),
         observe(built.optimizer, **options),
     ):
         without_the_last_five(built, epochs=2)
@@ -336,7 +336,7 @@ def test_a_sampler_that_keeps_to_the_entries_of_before_is_refused_after_an_epoch
     built = made()
     loader = DataLoader(built.loader.dataset, batch_sampler=Fixed(late=False))
     with (
-        pytest.raises(dpaudit.InputError, match="got only the first 250 in an epoch"),
+        pytest.raises(dpaudit.InputError, match="drew only from the first 250 of 747 entries in an epoch"),
         observe(built.optimizer, loader=loader, sampling=True, seed=3),
     ):
         run(built, STEPS, loader)
@@ -347,7 +347,9 @@ def test_a_sampler_whose_batches_do_not_grow_gets_no_verdict(made):
     loader = DataLoader(built.loader.dataset, batch_sampler=Fixed(late=True))
     with observe(built.optimizer, loader=loader, sampling=True, seed=3, delta=DELTA) as recorder:
         run(built, STEPS, loader)
-    with pytest.raises(dpaudit.InputError, match=r"the Fixed to draw canaries about .* do not grow"):
+    with pytest.raises(
+        dpaudit.InputError, match="The Fixed drew canaries 672 times, instead of about 1988: its batches do"
+    ):
         recorder.audit()
 
 
@@ -393,13 +395,13 @@ def test_an_optimizer_or_a_loader_is_not_observed_twice(made, sampling):
     options = {"loader": built.loader, "sampling": sampling}
     with observe(built.optimizer, **options):
         with (
-            pytest.raises(dpaudit.InputError, match="an optimizer that is not yet observed"),
+            pytest.raises(dpaudit.InputError, match="The optimizer already has another observer"),
             observe(built.optimizer, **options),
         ):
             pass
         if sampling:
             with (
-                pytest.raises(dpaudit.InputError, match="a loader that is not yet observed"),
+                pytest.raises(dpaudit.InputError, match="The loader already has another observer"),
                 observe(other.optimizer, **options),
             ):
                 pass
@@ -457,7 +459,9 @@ def test_so_many_canaries_that_most_of_the_norm_of_layers_is_theirs(sampled, nor
     ids=["by default", "as told"],
 )
 def test_canaries_that_leave_out_much_of_the_norm_are_refused(sampled, options):
-    with pytest.raises(dpaudit.InputError, match="layers with 85 % of the clipping norm, got"):
+    with pytest.raises(
+        dpaudit.InputError, match=r"Canaries reach only layers with .* % of the clipping norm with"
+    ):
         sampled(num_steps=1, **options)
 
 
@@ -521,7 +525,7 @@ def test_a_canary_that_is_drawn_twice_for_a_step_joins_it_twice(made):
 
 def test_every_part_of_the_claim_can_be_given(sampled):
     recorder = sampled(observer={"delta": None}).recorder
-    with pytest.raises(dpaudit.InputError, match="Expected delta"):
+    with pytest.raises(dpaudit.InputError, match="delta is missing"):
         recorder.audit()
     other = recorder.audit(delta=1e-6, noise_multiplier=0.6)
     assert "noise multiplier 0.6, sample rate 0.04, 100 steps" in other.claim.summary
@@ -537,9 +541,11 @@ def test_a_bound_without_independent_canaries_is_looser(sampled):
 
 def test_a_run_that_is_not_finished_is_not_judged(sampled):
     recorder = sampled(num_steps=10, observer={"num_steps": 11}).recorder
-    with pytest.raises(dpaudit.InputError, match="all 11 steps to be recorded before the whole run"):
+    with pytest.raises(
+        dpaudit.InputError, match="The whole run can be audited only after all 11 steps, got 10"
+    ):
         recorder.audit()
-    with pytest.raises(dpaudit.InputError, match="there is no bound"):
+    with pytest.raises(dpaudit.InputError, match=r"[Tt]here is no bound"):
         recorder.live()
 
 
@@ -549,14 +555,17 @@ def never(built):
 
 def test_a_sampler_that_never_draws_canaries_gets_no_verdict(sampled):
     recorder = sampled(spoil=never, num_steps=10).recorder
-    with pytest.raises(dpaudit.InputError, match=r"to draw canaries about 2\d\d times, got none"):
+    with pytest.raises(
+        dpaudit.InputError,
+        match="The sampler drew no canary, instead of about 207: it does not draw from all",
+    ):
         recorder.audit()
 
 
 def test_a_loop_over_another_loader_is_refused(made):
     built, other = made(), made()
     with (
-        pytest.raises(dpaudit.InputError, match="Expected a batch of the loader before step 0, got none"),
+        pytest.raises(dpaudit.InputError, match="No batch of the loader was drawn before step 0"),
         observe(built.optimizer, loader=built.loader, sampling=True),
     ):
         run(built, 1, other.loader)
@@ -604,17 +613,32 @@ def weighted(built):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (lambda _: {"loader": None}, "Expected loader=.* got NoneType"),
+        (lambda _: {"loader": None}, "needs loader=.* got NoneType"),
         (one_by_one, "the loader that make_private returned"),
-        (weighted, "got a WeightedRandomSampler: canaries cannot become entries"),
-        (listed, "got a list: canaries cannot become entries"),
-        (cut_by_itself, "got a Doubled: canaries cannot become entries"),
-        (without_length, "has a length, got a Endless without"),
-        (lambda _: {"callbacks": [print]}, "no callbacks with sampling=True"),
-        (lambda _: {"every": 10}, "no every with sampling=True"),
-        (lambda _: {"num_canaries": 31}, "num_canaries=31 to be at least 32"),
-        (lambda _: {"num_canaries": 3000}, "num_canaries=3000 to be at most 2037"),
-        (lambda _: {"noise_multiplier": 0.0}, "above 0, got 0: without noise there is no claim"),
+        (weighted, "A WeightedRandomSampler does not state its number of entries in num_samples"),
+        (listed, "A list does not state its number of entries in num_samples or data_source,"),
+        (cut_by_itself, "A Doubled does not state its number of entries in num_samples or"),
+        (without_length, "A Endless has no length; without it, there is no way to check that canaries"),
+        (
+            lambda _: {"callbacks": [print]},
+            "callbacks cannot be used with sampling=True: there is no bound before the",
+        ),
+        (
+            lambda _: {"every": 10},
+            "every cannot be used with sampling=True: there is no bound before the last",
+        ),
+        (
+            lambda _: {"num_canaries": 31},
+            "num_canaries must be at least 32 in an audit of the whole run, got 31: each",
+        ),
+        (
+            lambda _: {"num_canaries": 3000},
+            "num_canaries must be at most 2037, the number of model parameters, got",
+        ),
+        (
+            lambda _: {"noise_multiplier": 0.0},
+            "noise_multiplier must be positive, got 0: without noise there is no claim",
+        ),
     ],
 )
 def test_what_cannot_be_gets_a_sentence(made, options, sentence):
@@ -631,7 +655,7 @@ def test_a_rate_that_nobody_knows_is_asked_for(made):
     built.optimizer.attach_step_hook(lambda _: None)
     options = {"loader": built.loader, "sampling": True}
     with (
-        pytest.raises(dpaudit.InputError, match="Expected a loader with Poisson sampling"),
+        pytest.raises(dpaudit.InputError, match="The claim assumes Poisson sampling"),
         observe(built.optimizer, **options),
     ):
         pass

@@ -216,7 +216,7 @@ def test_there_may_be_no_other_examples():
 
 def test_gradients_releases_or_canaries_of_the_wrong_kind_are_refused():
     with pytest.raises(
-        dpaudit.InputError, match=r"Expected canary to be a gradient canary such as Dirac\(\), got 3"
+        dpaudit.InputError, match=r"canary must be a gradient canary such as Dirac\(\), got 3"
     ):
         watch(numpy_step(), canary=3)
     with pytest.raises(dpaudit.InputError, match=r"examples x parameters, got \(100,\)"):
@@ -294,7 +294,7 @@ def test_a_known_sum_of_others_is_accepted():
 def test_a_step_that_drops_the_canaries_gets_no_verdict():
     step = numpy_step(noise=0.0)
     recorder = watch(lambda _: step(OTHERS))
-    with pytest.raises(dpaudit.InputError, match="to increase by 1 where a canary is present"):
+    with pytest.raises(dpaudit.InputError, match="Scores must increase by 1 where a canary is present"):
         recorder.audit()
 
 
@@ -302,7 +302,7 @@ def test_what_cannot_be_held_against_the_noise_of_a_step_is_refused_in_a_sentenc
     claim = dpaudit.Claim.approximate_dp(epsilon=4.0, delta=1e-5)
     options = {"max_grad_norm": 1.0, "num_steps": 20, "num_canaries": 4, "seed": 0}
     others, step = np.zeros((1, 20)), lambda rows: rows.sum(axis=0) + np.ones(20)
-    with pytest.raises(dpaudit.InputError, match="a claim about Gaussian noise to test the noise against"):
+    with pytest.raises(dpaudit.InputError, match="only be tested against a claim about Gaussian noise"):
         observe_step(step, others, claim=claim, **options).diagnose()
     claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
     recorder = observe_step(step, others, claim=claim, **options)

@@ -16,6 +16,9 @@ def counted(*nodeids: str, seed: int = 0, budget: str = "full") -> SuiteAudits:
     return session
 
 
-def fixture(seed: int = 0, session: SuiteAudits | None = None, nodeid: str = "t.py::test") -> Any:
-    node = SimpleNamespace(nodeid=nodeid, user_properties=[], warn=lambda warning: None)  # noqa: ARG005
+def fixture(
+    seed: int = 0, session: SuiteAudits | None = None, nodeid: str = "t.py::test", verbosity: int = 0
+) -> Any:
+    config = SimpleNamespace(get_verbosity=lambda: verbosity)
+    node = SimpleNamespace(nodeid=nodeid, user_properties=[], warn=lambda _: None, config=config)
     return DpAudit(node, session or counted(nodeid, seed=seed))

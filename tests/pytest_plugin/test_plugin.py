@@ -63,7 +63,8 @@ def test_periodic(dp_audit):
 
 def epsilons(lines: list[str]) -> dict[str, str]:
     """The bounds of the table at the end, by test."""
-    rows = [re.match(r"(\S+::\S+) +(?:(?:NO_)?VIOLATION|UNDERPOWERED) +(\S+) ", line) for line in lines]
+    verdicts = "VIOLATION|no violation|underpowered"
+    rows = [re.match(rf"(?:{verdicts}) +(\S+) .*epsilon >= (\S+) of ", line) for line in lines]
     return {row[1]: row[2] for row in rows if row}
 
 
@@ -73,25 +74,19 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
     done.assert_outcomes(passed=1, failed=4)
     done.stdout.fnmatch_lines(
         [
-            "dpaudit: epsilon >= *, but 4.38 is claimed. The observations refute the claim: *",
-            "  claim: one Gaussian step, noise multiplier 1: epsilon = *",
-            "  bound: mu >= *, with 99.6 % confidence",  # 0.05 / 5 tests / 2 for the first call, 0.8 of it
-            "  estimate: effective noise 0.[67]* of the claim [[]0.*, 0.*[]]",
-            "  session: 95 % joint confidence for 5 tests that use dp_audit",
-            "  noise: 0.7* of the claimed level (* to *)",
-            "  canary: * times the clipping norm; at most 1 if clipped correctly",
-            "  possible cause: the noise is 0.7* of the claimed level, about 1/sqrt(2): is it added by*",
-            "  rerun: pytest '*::test_two_workers' --dp-audit-seed 1 --dp-audit-confidence 0.99",
-            "  possible cause: gradients are not clipped: is each gradient clipped before*",
-            "dpaudit (call 2 of the test): epsilon >= *",
-            "  possible cause: the noise is 0.2* of the claimed level, about 1/max_grad_norm: is it not*",
-            "dpaudit: repeated-noise: The tests refute that this is the claimed mechanism.*",
-            "  finding: repeated-noise * The noise repeats every 100 steps.",
-            "  possible cause: is the generator reseeded*",
-            "seed 1, budget full, 95 % joint confidence for all audits",
-            "test * verdict * detects noise at *",
-            "*::test_correct * NO_VIOLATION * none",
-            "*::test_unscaled (call 2) * VIOLATION * noise-variance",
+            "VIOLATION (privacy): epsilon >= *, but 4.38 is claimed",
+            "  finding  noise-variance: The noise is *",
+            "  cause    The noise is 7* % of the claimed level, about 1/sqrt(2): is it added by*",
+            "  rerun    pytest '*::test_two_workers' --dp-audit-seed 1 --dp-audit-confidence 0.99",
+            "  cause    Gradients are not clipped: is each gradient clipped before*",
+            "  cause    The noise is 2* % of the claimed level, about 1/max_grad_norm: is it not*",
+            "  call     2 of the test",
+            "VIOLATION (mechanism): *",
+            "  finding  repeated-noise: The noise repeats every 100 steps.",
+            "  cause    Is the generator reseeded*",
+            "*= dp audits (seed 1, 95 % joint) =*",
+            "VIOLATION * noise-variance*",
+            "no violation *test_correct * detects noise < * %",
         ]
     )
     assert "Traceback" not in done.stdout.str()
@@ -104,7 +99,6 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
     assert 0.8 < float(properties["test_correct"]["dp_audit.1.sees_noise"]) < 1
     assert properties["test_unclipped"]["dp_audit.1.verdict"] == "VIOLATION"
     assert "repeated-noise" in properties["test_periodic"]["dp_audit.1.findings"]
-    assert [test.partition("::")[2] for test in epsilons(done.outlines)] == list(properties)
 
 
 @pytest.mark.long
@@ -119,7 +113,7 @@ def test_workers_order_and_choice_do_not_change_an_audit(pytester: pytest.Pytest
     assert len(set(found.values())) == 3  # each has coins of its own
     assert epsilons(spread.outlines) == found
     alone = pytester.runpytest_inprocess(*options, f"{path.name}::test_b")
-    assert float(epsilons(alone.outlines)[f"{path.name}::test_b"]) > float(found[f"{path.name}::test_b"])
+    assert float(epsilons(alone.outlines)["test_b"]) > float(found["test_b"])
 
 
 def test_a_session_without_audits_loads_nothing_heavy_and_says_nothing(pytester: pytest.Pytester) -> None:
@@ -142,7 +136,7 @@ def test_the_seed_is_told_also_if_the_test_fails_before_its_audit(pytester: pyte
     pytester.makepyfile("def test_broken(dp_audit): raise RuntimeError(dp_audit.seed)")
     done = pytester.runpytest_subprocess("--dp-audit-seed=7", "-n", "1")
     done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["seed 7, budget full, *"])
+    done.stdout.fnmatch_lines(["*dp audits (seed 7, 95 % joint)*"])
 
 
 def test_a_failure_can_be_seen_again_at_the_level_that_it_had(pytester: pytest.Pytester) -> None:
@@ -151,7 +145,7 @@ def test_a_failure_can_be_seen_again_at_the_level_that_it_had(pytester: pytest.P
     pytester.path.joinpath("inside", "test_them.py").write_text(STEPS + tests)
     options = ("--dp-audit-seed=3", "--dp-audit-budget=quick", "--dp-audit-confidence=0.9")
     done = pytester.runpytest_inprocess(*options)
-    again = next(line for line in done.outlines if "rerun:" in line and "test_b" in line).partition(
+    again = next(line for line in done.outlines if "  rerun  " in line and "test_b" in line).partition(
         "pytest "
     )[2]
     assert "--dp-audit-budget quick --dp-audit-confidence 0.95" not in again  # which is the default
@@ -159,7 +153,10 @@ def test_a_failure_can_be_seen_again_at_the_level_that_it_had(pytester: pytest.P
     assert command == ["inside/test_them.py::test_b", "--dp-audit-seed", "3", "--dp-audit-budget", "quick"]
     repeated = pytester.runpytest_inprocess(*command)
     # pytest's own summary says every message a second time where the environment has CI in it.
-    said = [dict.fromkeys(line for line in run.outlines if "  bound:" in line) for run in (done, repeated)]
+    said = [
+        dict.fromkeys(line for line in run.outlines if line.startswith("VIOLATION (privacy)"))
+        for run in (done, repeated)
+    ]
     bounds = [list(lines) for lines in said]
     assert len(bounds[0]) == 2
     assert bounds[1] == bounds[0][1:]
@@ -177,7 +174,9 @@ def test_a_test_that_audits_nothing_says_so(pytester: pytest.Pytester) -> None:
     )
     done = pytester.runpytest_inprocess("-W", "default")
     done.assert_outcomes(passed=1, skipped=1, warnings=1)
-    done.stdout.fnmatch_lines(["*NothingAuditedWarning: Expected *::test_forgotten to call dp_audit(...)*"])
+    done.stdout.fnmatch_lines(
+        ["*NothingAuditedWarning: *::test_forgotten requests dp_audit but does not call it*"]
+    )
     strict = pytester.runpytest_inprocess("-W", "error::dpaudit.pytest_plugin.NothingAuditedWarning")
     strict.assert_outcomes(passed=1, skipped=1, errors=1)
 
@@ -203,12 +202,12 @@ def test_torch(dp_audit):
     done.assert_outcomes(failed=4)
     done.stdout.fnmatch_lines_random(
         [
-            "*Expected a step, which is a function of per-example gradients, or the recorder*of type int.",
-            "*Expected either gradients=*got neither.",
+            "*dp_audit needs a step, which is a function of*or the recorder*of type int.",
+            "*Pass either gradients=*got neither.",
             "E * rerun: pytest '*::test_nothing' --dp-audit-seed *",
-            "*::test_nothing * ERROR * not run",
+            "no verdict *test_nothing*",
             "*pass gradients=torch.zeros(0, 200)*",
-            "*Expected dp_audit to be an argument of the test or of one of its fixtures*",
+            "*make it an argument of the test or of one of its fixtures*",
         ]
     )
 
@@ -233,7 +232,7 @@ def test_weak(dp_audit, num_steps, num_canaries):
     done = pytester.runpytest_inprocess("-W", "default")
     done.assert_outcomes(passed=2, warnings=2)
     done.stdout.fnmatch_lines(["*UnderpoweredWarning: *have been detected*Use more steps or canaries."])
-    done.stdout.fnmatch_lines(["*::test_weak[[]2-8[]] *UNDERPOWERED * none *"])
+    done.stdout.fnmatch_lines(["underpowered *test_weak[[]2-8[]] * detects nothing"])
     strict = pytester.runpytest_inprocess("-W", "error::dpaudit.pytest_plugin.UnderpoweredWarning")
     strict.assert_outcomes(failed=2)
 
@@ -244,3 +243,34 @@ def test_options_that_cannot_be_used_end_the_session(pytester: pytest.Pytester, 
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stderr.fnmatch_lines([f"*{option.partition('=')[0]}: *"])
     assert "_whole" not in done.stderr.str()
+
+
+@pytest.mark.parametrize("is_github", [False, True])
+def test_80_columns_name_the_finding_and_github_shows_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, is_github: bool
+) -> None:
+    for name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_WORKSPACE", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    summary = pytester.path / "summary.md"
+    if is_github:
+        monkeypatch.setenv("GITHUB_ACTIONS", "true")
+        monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    test = "def test_step_is_private(dp_audit): audit(dp_audit, noise=0.7)\n"
+    pytester.makepyfile(test_step=STEPS + test + "def test_good(dp_audit): audit(dp_audit)\n")
+    done = pytester.runpytest_subprocess("--dp-audit-seed=1", "--dp-audit-budget=quick")
+    done.assert_outcomes(passed=1, failed=1)
+    (line,) = [line for line in done.outlines if line.startswith("FAILED ")]
+    assert len(line) <= 80
+    assert line.startswith("FAILED test_step.py::test_step_is_private - noise-variance: epsilon >= ")
+    start = next(index for index, line in enumerate(done.outlines) if "= dp audits (" in line)
+    rows = done.outlines[start + 1 : start + 3]
+    assert [row.split()[0] for row in rows] == ["VIOLATION", "no"]
+    assert max(map(len, rows)) <= 80
+    annotations = [line for line in done.outlines if line.startswith("::")]
+    assert len(annotations) == is_github
+    assert summary.exists() == is_github
+    if is_github:
+        assert "title=dp audit%3A test_step_is_private::VIOLATION (privacy): " in annotations[0]
+        assert "%0A  finding  noise-variance: " in annotations[0]
+        assert "| VIOLATION | test_step_is_private | epsilon >= " in summary.read_text()

@@ -13,7 +13,6 @@ from scipy import stats
 import dpaudit
 from dpaudit.diagnostics import NoiseCheck, ObservedStep
 from dpaudit.diagnostics._diagnosis import joint_causes
-from dpaudit.pytest_plugin._fixture import canary_line, noise_line
 from dpaudit.recording import DPSGDParams, PerStep, ReadClaim, Recorder, TrainingInfo, WholeRun
 from dpaudit.recording._joint_verdict import ScoreSummary
 
@@ -68,7 +67,7 @@ def test_causes_know_the_numbers_of_the_training():
     assert "about 1/max_grad_norm: is it not scaled" in failure(
         recorded(lambda rng, _: rng.standard_normal(COUNT) / 4)
     )
-    assert "possible cause: the canary reaches the release unclipped" in failure(recorded(signal=10.0))
+    assert "cause    The canary reaches the release unclipped" in failure(recorded(signal=10.0))
 
 
 def test_a_summary_of_scores_states_their_noise_with_its_interval_and_the_signal_of_the_canary():
@@ -95,11 +94,6 @@ def test_a_summary_of_scores_states_their_noise_with_its_interval_and_the_signal
         "interval": (found.low, found.high),
     }
     assert "noise_ratio" not in found.known(0.5)  # within the interval
-    level = f"{2 * found.noise:.3g} of the claimed level ({2 * low:.3g} to {2 * high:.3g})"
-    assert noise_line(found, 0.5) == f"noise: {level}"
-    size = f"{found.noise:.3g} times the clipping norm ({low:.3g} to {high:.3g})"
-    assert noise_line(found, None) == f"noise: {size}"
-    assert canary_line(found).startswith(f"canary: estimated at {found.signal:.3g} times the clipping")
 
 
 def test_the_amount_of_noise_explains_nothing_once_it_is_known_where_noise_is_missing():
@@ -108,7 +102,7 @@ def test_the_amount_of_noise_explains_nothing_once_it_is_known_where_noise_is_mi
         diagnosis = dpaudit.Diagnosis.of([], confidence=0.95, certain=findings)
         return " ".join(joint_causes(diagnosis, {"noise_ratio": 0.5, "signal": 3.0}))
 
-    amount, signal = "0.5 of the claimed level", "3 times the clipping norm"
+    amount, signal = "50 % of the claimed level", "3 times the clipping norm"
     assert amount in causes("noise-shape")
     located = causes("noise-shape", "leaf-noise")
     assert amount not in located
@@ -118,8 +112,8 @@ def test_the_amount_of_noise_explains_nothing_once_it_is_known_where_noise_is_mi
 
 def test_a_training_whose_canaries_do_not_arrive_gets_no_verdict_but_a_guess():
     text = failure(recorded(signal=0.01, num_steps=2000))
-    assert text.startswith("dpaudit: no verdict.")
-    assert "if a mean is released, pass batch_size=" in text
+    assert text.startswith("NO VERDICT")
+    assert "if a mean is released, pass batch_size=" in " ".join(text.split())
 
 
 def test_recorders_of_scores_alone_say_that_the_noise_was_not_tested():
@@ -152,7 +146,7 @@ def test_tests_alone_can_fail_a_test():
     audit = fixture()
     assert audit(good).findings == ()
     assert properties(audit)["dp_audit.1.findings"] == "none"
-    assert "finding: noise-variance" in failure(bad)
+    assert "finding  noise-variance" in failure(bad)
 
 
 @pytest.mark.long

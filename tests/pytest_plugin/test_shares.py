@@ -23,16 +23,17 @@ def audits(num_tests: int, seed: int = 0) -> SuiteAudits:
 def test_all_calls_together_never_use_more_than_the_error(calls: list[int]) -> None:
     session = audits(len(calls))
     used = sum(
-        session.next_call(str(test)).error_share for test, count in enumerate(calls) for _ in range(count)
+        session.next_call(str(test)).error_rate for test, count in enumerate(calls) for _ in range(count)
     )
-    assert used <= 1 + 1e-12
+    assert used <= 0.05 + 1e-12
 
 
 def test_tests_without_the_fixture_do_not_count() -> None:
     session = audits(1)
     session.count_tests([SimpleNamespace(nodeid="a", fixturenames=["dp_audit"]), SimpleNamespace(nodeid="b")])
     assert session.num_tests == 1
-    assert session.next_call("a").error_share == 0.5
+    assert session.next_call("a").error_rate == pytest.approx(0.025)
+    assert session.next_call("a", 0.7).error_rate == pytest.approx(0.05)  # a sixth of its own
 
 
 def test_each_call_has_a_seed_of_its_own_that_does_not_depend_on_the_rest() -> None:

@@ -76,7 +76,7 @@ def test_bound_and_tests_share_the_error_and_say_so() -> None:
     assert result.diagnosis is not None
     assert result.diagnosis.confidence == pytest.approx(0.99)
     assert result.confidence == 0.95
-    assert "errors: 5 % in total: 4 % for the bound, 1 % for " in str(result)
+    assert "errors: 5 % in total: 4 % for the bound, 1 % for " in result.details()
     assert result.refuted == ()
     assert result.likely_causes() == ()
     other = recorded().audit(confidence=0.9)
@@ -95,7 +95,9 @@ def test_without_tests_the_bound_has_the_whole_error() -> None:
     assert result.bound.confidence == 0.95
     assert result.diagnosis is None
     assert "the noise is not tested: the audit was set up with tests=False" in result.not_covered
-    with pytest.raises(dpaudit.InputError, match="tests=False: no noise was kept"):
+    with pytest.raises(
+        dpaudit.InputError, match="There is no noise to test, because the audit was made with tests=False"
+    ):
         recorded(tests=False).diagnose()
 
 
@@ -108,27 +110,27 @@ def test_audit_may_skip_the_tests_and_the_bound_keeps_its_share() -> None:
     assert skipped.diagnosis is None
     assert any("audit() was called with tests=False" in gap for gap in skipped.not_covered)
     assert str(recorder.audit(tests=True).diagnosis) == str(tested.diagnosis)
-    with pytest.raises(dpaudit.InputError, match="Expected tests='no' to be False, which skips the tests"):
+    with pytest.raises(dpaudit.InputError, match="tests must be False, which skips the tests"):
         recorder.audit(tests="no")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"sample_rate": 2}, r"sample_rate=2 in \(0, 1\]"),
-        ({"delta": 2}, r"delta=2 in \[0, 1\)"),
-        ({"noise_multiplier": 0}, "noise_multiplier=... above 0, got 0"),
-        ({"noise_multiplier": -1}, r"noise_multiplier=-1 in \(0, inf\)"),
-        ({"num_steps": 1.5}, "num_steps=1.5 to be a whole number"),
+        ({"sample_rate": 2}, "sample_rate must be above 0 and at most 1, got 2"),
+        ({"delta": 2}, "delta must be at least 0 and below 1, got 2"),
+        ({"noise_multiplier": 0}, "noise_multiplier must be positive, got 0"),
+        ({"noise_multiplier": -1}, "noise_multiplier must be positive, got -1"),
+        ({"num_steps": 1.5}, "num_steps must be a whole number, got 1.5"),
     ],
 )
 def test_numbers_of_a_claim_are_checked_before_the_first_step(given: Any, sentence: str) -> None:
-    with pytest.raises(dpaudit.InputError, match=f"Expected {sentence}"):
+    with pytest.raises(dpaudit.InputError, match=sentence):
         ReadClaim(DPSGDParams, DPSGDParams(**given))
 
 
 def test_whether_to_test_is_checked_before_the_first_step() -> None:
-    with pytest.raises(dpaudit.InputError, match="Expected tests='no' to be True or False"):
+    with pytest.raises(dpaudit.InputError, match="tests must be True or False, got 'no'"):
         recorded(tests="no")
 
 
@@ -153,9 +155,9 @@ def test_findings_alone_refute_the_mechanism_not_the_privacy() -> None:
     assert result.sentence.startswith(
         "The tests refute that this is the claimed mechanism. The bound does not"
     )
-    assert f"finding: {result.findings[0]}" in str(result)
+    assert f"finding: {result.findings[0]}" in result.details()
     assert "empty batch" in result.likely_causes()[0]
-    with pytest.raises(dpaudit.ViolationError, match="possible cause: is a step released without noise"):
+    with pytest.raises(dpaudit.ViolationError, match="cause    Is a step released without noise"):
         result.raise_for_violation()
 
 
@@ -166,7 +168,7 @@ def test_a_bound_above_the_claim_refutes_the_privacy() -> None:
     both = recorded(0.5, num_steps=200).audit()
     assert both.refuted == ("privacy", "mechanism")
     assert both.sentence.endswith("The tests refute that this is the claimed mechanism.")
-    assert "the noise is 0.497 of the claimed level" in both.likely_causes()[0]
+    assert "the noise is 50 % of the claimed level" in both.likely_causes()[0]
 
 
 def test_an_unclipped_canary_has_its_cause_in_every_result() -> None:
@@ -178,10 +180,13 @@ def test_an_unclipped_canary_has_its_cause_in_every_result() -> None:
     assert "reaches the release unclipped" in recorder.audit().likely_causes()[0]
 
 
-@pytest.mark.parametrize(("ends", "change"), [((1.0, 0.5), "shrinks"), ((0.5, 1.0), "grows")])
+@pytest.mark.parametrize(
+    ("ends", "change"),
+    [((1.0, 0.5), "shrinks during the run, from 9"), ((0.5, 1.0), "grows during the run, from 5")],
+)
 def test_noise_that_changes_over_time_is_described_by_its_trend(ends: Any, change: str) -> None:
     first = recorded(np.linspace(*ends, 200), num_steps=200).audit().likely_causes()[0]
-    assert f"the noise {change} during the run, from {ends[0]:.2g}"[:-2] in first
+    assert f"the noise {change}" in first
     assert "empty batch" not in first
 
 
@@ -202,7 +207,7 @@ def test_names_of_an_observer_reach_the_findings() -> None:
             check.observe(ObservedStep(noise=noise, leaves=leaves))
         results = check.results(ClaimedStep(noise_multiplier=1.0, confidence=0.99))
         diagnosis = Diagnosis.of(results.checks, confidence=0.99)
-        assert f"The noise of leaf {expected} is 0." in str(diagnosis)
+        assert f"The noise of leaf {expected} is 9." in str(diagnosis)
 
 
 def test_a_run_that_may_have_stopped_because_of_its_bound_has_a_verdict_without_tests() -> None:
@@ -235,7 +240,7 @@ def test_what_is_not_covered_is_never_empty() -> None:
         result = recorded(**options).audit()
         said = any("it may be smaller in other directions" in text for text in result.not_covered)
         assert said == (not options)  # where the noise is tested
-        assert any(text.startswith("how batches are drawn is not tested") for text in result.not_covered)
+        assert any(text.startswith("how batches are drawn: ") for text in result.not_covered)
         assert any("besides the noisy gradients of the observed steps" in text for text in result.not_covered)
         assert any(text.startswith("gradients that depend on other examples") for text in result.not_covered)
         assert any("can be predicted from a seed" in text for text in result.not_covered)
@@ -280,7 +285,7 @@ def test_a_resumed_run_has_the_bound_and_the_confidence_that_it_began_with() -> 
     assert resumed.audit().bound == recorder.audit().bound
     assert resumed.confidence == 0.95
     del state["joint_confidence"]
-    with pytest.raises(dpaudit.errors.InputError, match="Expected the state_dict of a recorder"):
+    with pytest.raises(dpaudit.errors.InputError, match="The state_dict of a recorder"):
         resumed.load_state_dict(state)
 
 
@@ -290,7 +295,7 @@ def test_each_part_of_a_claim_says_where_it_comes_from() -> None:
         "noise_multiplier=1 (read from the optimizer), sample_rate=0.05 (read from x), "
         "num_steps=60 (by default the number of recorded steps), delta=1e-05 (given)"
     )
-    assert f"claimed: {expected}" in str(recorder.audit())
+    assert f"claimed: {expected}" in recorder.audit().details()
     given = recorder.audit(noise_multiplier=1.0)
     sources = {part["name"]: part["source"] for part in given.to_dict()["claim"]["parts"]}
     assert sources == {
@@ -299,7 +304,7 @@ def test_each_part_of_a_claim_says_where_it_comes_from() -> None:
         "num_steps": "default",
         "delta": "given",
     }
-    assert "(given)" not in str(recorded().audit())  # where all is given, nothing needs to be said
+    assert "(given)" not in recorded().audit().details()  # where all is given, nothing needs to be said
 
 
 def test_whole_runs_share_the_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +342,9 @@ def test_an_epsilon_is_answered_by_what_to_pass(name: str) -> None:
         lambda **options: observe_loss_step(lambda loss: loss, None, None, None, **options),
     ]
     for call in calls:
-        with pytest.raises(dpaudit.InputError, match=rf"Expected claim=.*, such as Claim.*, got {name}=8\.0"):
+        with pytest.raises(
+            dpaudit.InputError, match=rf"{name}=8\.0 alone does not determine .* pass claim=.*, such as Claim"
+        ):
             call(**{name: 8.0})
 
 
@@ -361,10 +368,13 @@ def test_a_diagnosis_that_is_joined_makes_a_violation() -> None:
 
 def test_a_score_that_is_not_finite_may_be_an_overflow_in_the_first_step() -> None:
     recorder = Recorder(claim=CLAIM, num_steps=2)
-    with pytest.raises(dpaudit.InputError, match=r"step 0, .* diverge, or does a norm overflow, as in half"):
+    with pytest.raises(
+        dpaudit.InputError,
+        match=r"Scores must be finite, got scores\[1\]=nan in step 0\. Did training diverge,",
+    ):
         recorder.record([0.0, np.nan], [False, True])
     recorder.record([0.0, 1.0], [False, True])
-    with pytest.raises(dpaudit.InputError, match=r"step 1, .*: did training diverge\?$"):
+    with pytest.raises(dpaudit.InputError, match=r"step 1. Did training diverge\?$"):
         recorder.record([0.0, np.nan], [False, True])
 
 
@@ -386,7 +396,7 @@ def test_tests_of_several_audits_have_their_error_rate_once() -> None:
         assert not any("before the planned end" in note for note in end.notes)
         assert spent == pytest.approx([0.005, 0.005])
         assert 1 - end.diagnosis.confidence == pytest.approx(0.005)
-        assert "4.5 % in total: 4 % for the bound, 0.5 % for" in str(end)
+        assert "4.5 % in total: 4 % for the bound, 0.5 % for" in end.details()
 
 
 @pytest.mark.parametrize("planned", [30, 60, None])

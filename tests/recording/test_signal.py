@@ -34,7 +34,7 @@ def test_canaries_are_missing_if_they_score_less_than_half_of_the_signal(
 ) -> None:
     present, absent = moments(0.5 + gap), moments(0.5)
     if is_missing:
-        with pytest.raises(MissingCanaryError, match=r"Expected scores to increase by 2 where") as caught:
+        with pytest.raises(MissingCanaryError, match=r"Scores must increase by 2 where") as caught:
             check_signal([LengthMoments(present, absent)], 2.0)
         assert caught.value.gap == pytest.approx(gap)
     else:

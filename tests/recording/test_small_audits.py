@@ -78,7 +78,7 @@ def test_what_arrives_of_canaries_is_compared_with_what_was_inserted(options, se
 
 def test_a_claim_is_not_accepted_because_of_canaries_that_do_not_count():
     recorder = mixture(lambda rows: rows * (np.linalg.norm(rows, axis=1, keepdims=True) < 1), num_steps=640)
-    with pytest.raises(MissingCanaryError, match="Expected scores to increase by 1 where a canary"):
+    with pytest.raises(MissingCanaryError, match="Scores must increase by 1 where a canary"):
         recorder.audit()
 
 
@@ -165,9 +165,9 @@ def test_bound_and_power_of_a_whole_run_are_those_of_its_canaries():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"size": -0.2}, "Expected scores to increase by 1 where a canary is present"),
-        ({"is_drawn": False}, r"the sampler to draw canaries about \d+ times, got none"),
-        ({"num_steps": 3}, "all 4 steps to be recorded before the whole run is audited, got 3"),
+        ({"size": -0.2}, "Scores must increase by 1 where a canary is present"),
+        ({"is_drawn": False}, "The sampler drew no canary, instead of about 176: it does not draw from all"),
+        ({"num_steps": 3}, "The whole run can be audited only after all 4 steps, got 3"),
     ],
 )
 def test_a_whole_run_without_its_canaries_has_no_verdict(options, sentence):
@@ -183,7 +183,9 @@ def test_only_scores_of_single_steps_leave_a_wrong_sample_rate_to_the_reader(rat
     remark = f"the claimed sample_rate={rate} differs from the 1 of the training run"
     assert recorder.audit().not_covered[0].startswith(remark) == is_remark
     recorder.record([0.0, 1.0], [0, 0])
-    with pytest.raises(dpaudit.InputError, match="at most num_steps=4 steps, the number in the claim, got 5"):
+    with pytest.raises(
+        dpaudit.InputError, match="Training ran for 5 steps, but the claim covers num_steps=4: a longer run"
+    ):
         recorder.audit()
     longer = whole(5, rate=rate).audit()  # whose scores show the fifth step
     assert not any("sample_rate" in gap for gap in longer.not_covered)
@@ -191,7 +193,7 @@ def test_only_scores_of_single_steps_leave_a_wrong_sample_rate_to_the_reader(rat
 
 @pytest.mark.parametrize("scores", [[0.0, np.nan], [0.0]])
 def test_a_step_of_a_whole_run_has_a_finite_score_of_each_canary(scores):
-    with pytest.raises(dpaudit.InputError, match="Expected 2 finite scores in step 0, got shape"):
+    with pytest.raises(dpaudit.InputError, match="Step 0 needs 2 finite scores, got shape"):
         whole(0, num_canaries=2).record(scores)
 
 
@@ -214,7 +216,7 @@ def test_a_run_that_showed_its_bound_has_no_tests_until_its_planned_end():
         if index == 48:
             assert recorder.diagnose().findings == ()
     assert [live.num_done for live in seen] == [50, 100]
-    with pytest.raises(UntestedError, match="got a run of unplanned length and a bound that was shown"):
+    with pytest.raises(UntestedError, match="after a run of unplanned length a bound was shown"):
         recorder.diagnose()
 
 

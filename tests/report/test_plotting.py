@@ -45,13 +45,15 @@ def test_a_trajectory_is_drawn_with_its_band_below_the_top_and_the_claim(ax: Any
     bound, claim = ax.get_lines()
     assert bound.get_xydata().tolist() == [[10, 1], [20, 2]]
     assert claim.get_ydata() == [4, 4]
-    assert (bound.get_label(), claim.get_label()) == ("lower bound, 90 %", "claim")
+    assert (bound.get_label(), claim.get_label()) == ("lower bound", "claim")
     assert claim.get_linestyle() == "--"
     [band] = ax.collections
     edges = {tuple(point) for point in band.get_paths()[0].vertices.tolist()}
     assert edges == {(10, 1), (10, 10), (20, 2), (20, 5)}
     assert ax.get_ylim() == (0, 5)
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("steps", "epsilon")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("training steps", "epsilon")
+    draw_trajectory(Trajectory(points=points, confidence=0.9), 1.5, ax)
+    assert ax.get_lines()[2].get_color() == "#b3261e" != bound.get_color()  # above the claim
 
 
 def test_error_rates_are_drawn_with_their_region_and_both_curves(ax: Any) -> None:

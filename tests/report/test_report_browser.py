@@ -49,6 +49,7 @@ def test_every_picture_is_drawn_and_has_a_size(page: Browser) -> None:
 
 
 def test_pointing_at_any_picture_tells_its_numbers(page: Browser) -> None:
+    page.run("document.querySelectorAll('details').forEach(one => { one.open = true })")
     for number in range(page.run(f"return {PLOTS}.length")):
         box: dict[str, float] = page.run(
             f"const plot = {PLOTS}[{number}]; plot.scrollIntoView({{block: 'center'}});"
@@ -62,6 +63,7 @@ def test_pointing_at_any_picture_tells_its_numbers(page: Browser) -> None:
         inside: Any = page.run("return document.getElementById('tip').getBoundingClientRect().toJSON()")
         assert inside["left"] >= 0
         assert inside["right"] <= 1100
+    page.run("document.querySelectorAll('details').forEach(one => { one.open = false })")
     page.point(2, 2)
     assert page.run(TIP) is None
 
@@ -103,7 +105,7 @@ def colours(page: Browser) -> list[str]:
     return page.run(
         "const of = (place, key) => getComputedStyle(document.querySelector(place))[key];"
         "return [of('body', 'backgroundColor'), of('body', 'color'), of('dt', 'color'), of('a', 'color'),"
-        " of('.verdict.violation .word', 'color'), of('.plot .tick', 'fill'), of('figcaption p', 'color')]"
+        " of('.dpaudit.violation .word', 'color'), of('.plot .tick', 'fill'), of('figcaption p', 'color')]"
     )
 
 
@@ -130,8 +132,8 @@ def test_a_violation_is_red_and_can_be_read_on_its_band(page: Browser, theme: st
     page.prefer(theme)
     band, *written = page.run(
         "const of = (place, key) => getComputedStyle(document.querySelector(place))[key];"
-        "return [of('.verdict.violation', 'backgroundColor'), of('.verdict.violation .word', 'color'),"
-        " of('.verdict.violation .headline', 'color'), of('td .violation', 'color')]"
+        "return [of('.dpaudit.violation', 'backgroundColor'), of('.dpaudit.violation .word', 'color'),"
+        " of('.dpaudit.violation .headline', 'color'), of('td .violation', 'color')]"
     )
     paper, link = colours(page)[0], colours(page)[3]
     assert min(contrast(band, colour) for colour in written) >= 4.5
@@ -143,7 +145,7 @@ def test_a_violation_is_red_and_can_be_read_on_its_band(page: Browser, theme: st
 
 def test_a_verdict_in_the_table_has_its_sign_beside_the_colour(page: Browser) -> None:
     told = page.run("return [...document.querySelectorAll('td .violation')].map(one => one.textContent)")
-    assert told == ["\N{BLACK UP-POINTING TRIANGLE} Violation"]
+    assert told == ["\N{BLACK UP-POINTING TRIANGLE} VIOLATION (privacy)"]
 
 
 def test_a_wide_table_scrolls_in_its_box_to_its_last_column(page: Browser) -> None:
@@ -164,7 +166,21 @@ def test_the_configuration_is_folded(page: Browser) -> None:
         "return [...document.querySelectorAll('summary h3')].map(one =>"
         " [one.textContent, one.closest('details').open, one.checkVisibility()])"
     )
-    assert folded == [["Configuration", False, True], ["Provenance", False, True]] * 2
+    titles = [title for title, _, _ in folded]
+    assert titles.count("Configuration") == titles.count("Method") == titles.count("All methods") == 2
+    assert all(is_visible and not is_open for _, is_open, is_visible in folded)
+
+
+def test_a_violation_with_its_finding_is_on_the_first_screen(page: Browser) -> None:
+    page.resize(1280, 800)
+    classes, numbers, finding = page.run(
+        "const box = document.querySelector('.dpaudit');"
+        "const label = [...box.querySelectorAll('dt')].find(one => one.textContent === 'finding');"
+        "const bottom = one => one.getBoundingClientRect().bottom;"
+        "return [box.className, bottom(box.querySelector('.headline')), bottom(label)]"
+    )
+    assert classes == "dpaudit violation"
+    assert max(numbers, finding) <= 800
 
 
 @pytest.mark.parametrize("width", [320, 360, 700])
@@ -185,5 +201,5 @@ def test_the_page_can_be_printed(page: Browser) -> None:
     assert page.pdf().startswith(b"%PDF-")
     page.devtools("Emulation.setEmulatedMedia", media="print")
     assert lightness(colours(page)[0]) > 0.9  # paper is white
-    assert page.run("return document.querySelector('.part > details .settings').offsetHeight") > 0  # unfolded
+    assert page.run("return document.querySelector('.fold .settings').offsetHeight") > 0  # unfolded
     page.devtools("Emulation.setEmulatedMedia", media="")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,8 +26,10 @@ def test_the_last_line_is_the_path_of_the_page(runs: dict[str, Path], tmp_path: 
     done = run(runs["correct"], runs["broken"], "--output", target)
     assert done.exit_code == 0, done.output  # whatever the verdicts are
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("correct: ")
-    assert lines[1].startswith("broken: VIOLATION. mu >= ")
+    words = r"▲ VIOLATION \(privacy\)   epsilon >= [\d.]+, but [\d.]+ is claimed   broken"
+    assert re.fullmatch(words, lines[0])  # before the others
+    assert lines[1].startswith("? UNDERPOWERED   20 steps of 32 scores cannot test a claim of epsilon ")
+    assert lines[1].endswith("   correct")
     assert lines[2:] == [str(target)]
     assert target.read_text().startswith("<!DOCTYPE html>")
 
@@ -60,7 +63,7 @@ def test_a_pipe_stays_what_it_is(runs: dict[str, Path], tmp_path: Path) -> None:
     os.mkfifo(target)
     done = run(runs["correct"], "--output", target)
     assert (done.exit_code, done.stdout) == (2, "")
-    sentence = f"dpaudit: Expected {target} to be a file or not to exist, but it is a pipe or a device."
+    sentence = f"dpaudit: {target} is a pipe or a device, which cannot be replaced by a file."
     assert done.stderr.splitlines()[-1] == sentence
     assert target.is_fifo()
 
@@ -91,9 +94,7 @@ def test_a_file_of_a_run_is_not_overwritten(
     }[place]
     done = run(folder, "--output", target)
     assert (done.exit_code, done.stdout) == (2, "")
-    text = (
-        f"dpaudit: Expected {folder / name} not to be a file of a run, but it belongs to the run in {folder}"
-    )
+    text = f"dpaudit: {folder / name} belongs to the run in {folder}"
     assert done.stderr.splitlines()[-1] == f"{text}, which would be damaged; choose another file."
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -112,16 +113,16 @@ def test_a_link_in_a_run_does_not_say_where_the_report_goes(copied: Any, tmp_pat
     (folder / "report.html").symlink_to(tmp_path / "mine")
     done = run(folder)
     assert done.exit_code == 2
-    assert done.stderr.splitlines()[-1].endswith("but it is a link; choose a file with --output.")
+    assert done.stderr.splitlines()[-1].endswith("report.html is a link; choose a file with --output.")
     assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nowhere"], "Expected nowhere to be the directory of a run, but there is no such directory."),
-        ([".", "--format", "pdf"], "Expected --format to be html, md or json, got 'pdf'."),
-        ([".", "--output", "r.pdf"], "Expected a file name ending in .html, .md or .json, got 'r.pdf'."),
+        (["nowhere"], "The directory nowhere does not exist."),
+        ([".", "--format", "pdf"], "--format must be html, md or json, got 'pdf'."),
+        ([".", "--output", "r.pdf"], "The file name must end in .html, .md or .json, got 'r.pdf'."),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -141,7 +142,7 @@ def test_the_folder_of_a_demo_is_named_with_its_runs(runs: dict[str, Path], tmp_
     done = run(folder)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1] == (
-        f"dpaudit: Expected {folder} to be the directory of a run, got that of dpaudit demo; its runs are "
+        f"dpaudit: {folder} is the directory of dpaudit demo, not of a run; its runs are "
         f"{folder / 'correct'}, {folder / 'too-little-noise'}."
     )
 

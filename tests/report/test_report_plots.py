@@ -95,7 +95,7 @@ def a_run(claimed: float, *epsilons: float, name: str = "one") -> Run:
     return replace(
         Run.of(a_result(), name=name),
         counted="step",
-        claim=ClaimSummary(summary="a claim", epsilon=claimed, delta=1e-5, parameter=1.0),
+        claim=ClaimSummary(summary="a claim", epsilon=claimed, delta=1e-5),
         figures=PlotData(course=Trajectory(points=points, confidence=0.9)),
     )
 
@@ -131,30 +131,31 @@ def test_the_bound_over_time_is_drawn_with_its_band_its_estimate_and_the_claim()
     assert run.figures.course is not None
     points = (*run.figures.course.points[:2], replace(run.figures.course.points[2], upper=math.inf))
     drawn = Drawn(trajectory_plot(run, Trajectory(points=points, confidence=0.9)), (10, 30), (0, 1.25 * 4.5))
-    assert np.array(drawn.path("line bound")) == near([(10, 1), (20, 2), (30, 3.5)])
-    assert np.array(drawn.path("line estimate")) == near([(10, 2), (20, 3), (30, 4.5)])
+    assert np.array(drawn.path("line bound underpowered")) == near([(10, 1), (20, 2), (30, 3.5)])
+    assert np.array(drawn.path("line estimate underpowered")) == near([(10, 2), (20, 3), (30, 4.5)])
     beyond = 2 * 1.25 * 4.5  # infinity is drawn just outside
-    assert np.array(drawn.path("area band")) == near(
+    assert np.array(drawn.path("area band underpowered")) == near(
         [(10, 3), (20, 4), (30, beyond), (30, 3.5), (20, 2), (10, 1)]
     )
     assert np.array(drawn.line("line claim")) == near([[(10, 4), (30, 4)]])
     assert drawn.texts("text", "tick middle") == ["10", "15", "20", "25", "30"]
     assert drawn.texts("text", "tick end") == ["0", "2", "4"]
-    assert drawn.texts("text", "axis middle") == ["steps", "epsilon"]
-    assert drawn.tips[2] == "steps: 30\nlower bound: 3.5\nestimate: 4.5\ntop of the band: infinite"
+    assert drawn.texts("text", "axis middle") == ["training steps", "epsilon"]
+    assert drawn.tips[2] == "training steps: 30\nlower bound: 3.5\nestimate: 4.5\ntop of the band: infinite"
     edges = [(float(one["x"]), float(one["width"])) for one in drawn.marked("hit")]
     assert edges == [(62, 89.5), (151.5, 179), (330.5, 89.5)]
-    assert drawn.table[0] == ["steps", "lower bound", "estimate", "top of the band"]
+    assert drawn.table[0] == ["training steps", "lower bound", "estimate", "top of the band"]
     assert drawn.table[1:] == [["10", "1", "2", "3"], ["20", "2", "3", "4"], ["30", "3.5", "4.5", "infinite"]]
     assert drawn.texts("li") == ["lower bound", "band", "estimate", "claim 4"]
 
 
-def test_the_text_of_the_bound_over_time_states_its_confidence_and_the_bound_of_another_method() -> None:
+def test_the_text_of_the_bound_over_time_says_when_it_holds_and_the_bound_of_another_method() -> None:
     run = replace(a_run(4.0, 1.0, 2.0), counted="trial")
     course = run.figures.course
     assert course is not None
     text = Drawn(trajectory_plot(run, course), (10, 20), (0, 1)).texts("p")[0]
-    assert "a lower bound that holds at every trial simultaneously, with 90 % confidence" in text
+    assert "holds at every trial simultaneously" in text
+    assert "%" not in text  # the one confidence level is that of the verdict
     assert text.endswith(f"with a bound of {run.bound.epsilon:.4g}.")
     own = replace(run, figures=replace(run.figures, of_verdict=True))
     assert "another method" not in Drawn(trajectory_plot(own, course), (10, 20), (0, 1)).texts("p")[0]
@@ -165,8 +166,8 @@ def test_bounds_of_several_runs_are_drawn_over_the_percentage_of_their_observati
     html = comparison_plot(runs)
     assert html is not None
     drawn = Drawn(html, (0, 100), (0, 1.25 * 6))
-    assert np.array(drawn.path("line run one")) == near([(100 / 3, 1), (200 / 3, 2), (100, 3)])
-    assert np.array(drawn.path("line run two")) == near([(50, 0.5), (100, 1.5)])
+    assert np.array(drawn.path("line run one underpowered")) == near([(100 / 3, 1), (200 / 3, 2), (100, 3)])
+    assert np.array(drawn.path("line run two underpowered")) == near([(50, 0.5), (100, 1.5)])
     assert np.array(drawn.line("line claim")) == near([[(0, 4), (100, 4)], [(0, 6), (100, 6)]])
     assert drawn.table == [
         ["observations", "long", "short"],

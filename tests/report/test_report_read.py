@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ from damage import forged
 
 import dpaudit
 from dpaudit._io import read_array
+from dpaudit.diagnostics._findings import FINDINGS
 from dpaudit.errors import InputError
 from dpaudit.experiments._analysis import RunScores
 from dpaudit.report import Format, Report, Run, read_run
-from dpaudit.report._page import headline, summary
+from dpaudit.report._page import summary
 from dpaudit.report._report import _observations, read_own_run
 
 Copy = Callable[..., Path]
@@ -68,8 +71,8 @@ def test_a_result_of_a_training_of_ones_own_has_a_report_as_well() -> None:
     run = Run.of(dpaudit.audit(seen, claim=claim), seen, name="mine", settings={"model": {"name": "x"}})
     assert run.figures.course is not None
     text = Report(runs=(run,), title="An audit of mine").to_text()
-    assert "The claim is refuted with 95 % confidence: a mechanism of the claimed kind" in text
-    assert ", but 4.377 is claimed." in text
+    assert ", but 4.38 is claimed<" in text
+    assert "<dd>95 % confidence, p " in text.replace("&lt;", "<")
     assert "model.name" in text
 
 
@@ -86,7 +89,8 @@ def test_an_epsilon_is_refuted_only_where_no_mechanism_is_assumed(
     claim = dpaudit.Claim.approximate_dp(epsilon=1.0, delta=1e-5)
     run = Run.of(dpaudit.audit(seen, claim=claim, tradeoff=tradeoff), seen, name="mine")
     assert run.verdict is dpaudit.Verdict.VIOLATION
-    assert headline(run).startswith("The claim of epsilon 1 is refuted") == is_of_any
+    assert ("This holds if" not in run.sentence) == is_of_any
+    assert any(text.startswith("This holds if") for _, text in run.block.rows) != is_of_any
 
 
 def test_findings_of_diagnostics_are_shown() -> None:
@@ -100,6 +104,7 @@ def test_findings_of_diagnostics_are_shown() -> None:
     text = Report(runs=(Run.of(result, name="mine", diagnosis=found),), title="t").to_text()
     assert "1 finding in 1 test, at 95 % joint confidence." in text
     assert "noise-variance: The noise is smaller." in text
+    assert "<dd>95 % confidence, " in text  # that of the bound: these tests have an error rate of their own
     assert "A finding means that the accounting does not describe this training run" in text
 
 
@@ -115,9 +120,9 @@ def test_a_report_says_what_the_tests_of_the_noise_found_or_that_they_were_not_r
         runs=(read_own_run(copied(lambda values: values.pop("diagnosis")), name="own"),), title="t"
     )
     assert "| noise tests | not run |" in untested.to_text(Format.MARKDOWN)
-    assert "<h3>Diagnostics</h3>" not in untested.to_text()
+    assert "<h3>Tests</h3>" not in untested.to_text()
     page = Report.read([runs["correct"]]).to_text()
-    assert "<h3>Diagnostics</h3>" in page
+    assert "<h3>Tests</h3>" in page
     assert "Bound and tests share one error rate, and the verdict rests on both." in page
 
 
@@ -131,25 +136,26 @@ def test_findings_without_a_bound_above_the_claim_are_a_violation_of_the_mechani
 
     run = read_own_run(copied(flagged, name="correct"), name="own")
     assert "| noise tests | flagged by noise" in Report(runs=(run,), title="t").to_text(Format.MARKDOWN)
-    assert "The tests refute that this is the claimed mechanism" in headline(run)
+    assert run.block.title == "VIOLATION (mechanism)"
+    assert run.block.numbers.endswith("is for another mechanism")
 
 
 def test_an_unfinished_run_is_said_to_be_unfinished(copied: Copy, tmp_path: Path) -> None:
     folder = copied()
     for name in ("result.json", "manifest.json"):
         (folder / name).unlink()
-    assert refused(folder).endswith("but it is unfinished: resume it with dpaudit run.")
-    assert refused(tmp_path) == f"Expected a finished run in {tmp_path}, but there is no result.json."
-    assert refused(tmp_path / "no").endswith("to be the directory of a run, but there is no such directory.")
+    assert refused(folder).endswith("is not a finished run: resume it with dpaudit run.")
+    assert refused(tmp_path) == f"{tmp_path} is not a finished run: it has no result.json."
+    assert refused(tmp_path / "no").endswith("does not exist.")
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "cannot be read"),
-        ("[1]", "Expected a JSON object"),
+        ("", "is not valid JSON"),
+        ("[1]", "must contain a JSON object"),
         ('{"schema_version": NaN}', "NaN is not JSON"),
-        ("[" * 100_000, "cannot be read"),
+        ("[" * 100_000, "is not valid JSON"),
         ('{"schema_version": 2}', "result.json"),
     ],
 )
@@ -202,20 +208,20 @@ def test_a_value_that_cannot_be_is_refused(copied: Copy, place: str, value: Any)
             values = values[name]
         values[key] = value
 
-    assert refused(copied(change)).startswith("Expected ")
+    assert refused(copied(change))
 
 
 def test_an_infinite_number_is_refused(copied: Copy) -> None:
     folder = copied()
     text = (folder / "result.json").read_text().replace('"power": {', '"power": {"more": 1e999, ')
     (folder / "result.json").write_text(text)
-    assert refused(forged(folder)).endswith("to be as a run writes it, but it is damaged.")
+    assert refused(forged(folder)).endswith("is damaged: it is not as a run writes it.")
 
 
 @pytest.mark.parametrize("verdict", ["NO_VIOLATION", "UNDERPOWERED"])
 def test_a_verdict_that_does_not_follow_from_its_numbers_is_refused(copied: Copy, verdict: str) -> None:
     folder = copied(lambda values: values.update(verdict=verdict), name="broken")
-    assert refused(folder).startswith(f"Expected verdict = 'VIOLATION' in {folder / 'result.json'}, ")
+    assert refused(folder).startswith("verdict is ")
 
 
 def test_a_pickle_is_never_opened(copied: Copy, tmp_path: Path) -> None:
@@ -225,9 +231,9 @@ def test_a_pickle_is_never_opened(copied: Copy, tmp_path: Path) -> None:
 
     folder = copied()
     np.save(folder / "scores.npy", np.array([Trap()], dtype=object), allow_pickle=True)
-    assert "cannot be read" in refused(forged(folder))
+    assert "does not contain an array, or is damaged" in refused(forged(folder))
     (folder / "scores.npy").write_bytes(pickle.dumps(Trap()))
-    assert "cannot be read" in refused(forged(folder))
+    assert "does not contain an array, or is damaged" in refused(forged(folder))
     assert not (tmp_path / "sprung").exists()
 
 
@@ -237,7 +243,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(copied: Copy, name: str) -> No
     path = copied() / name
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    assert refused(path.parent).startswith(f"Expected {path} to be a file of the run, but it is not a file")
+    assert refused(path.parent).startswith(f"{path} must be a file of the run, but it is not a file")
 
 
 def test_an_array_of_holes_takes_no_memory(copied: Copy) -> None:
@@ -247,7 +253,7 @@ def test_an_array_of_holes_takes_no_memory(copied: Copy) -> None:
         np.lib.format.write_array_header_1_0(file, header)
         file.truncate(file.tell() + 2**33)
     assert path.stat().st_blocks * 512 < 1_000_000
-    with pytest.raises(InputError, match=r"^Expected an array of at most 4,294,967,296 bytes in "):
+    with pytest.raises(InputError, match=r"at most 4,294,967,296 are read"):
         read_array(path, "f")
 
 
@@ -260,7 +266,7 @@ def test_observations_that_are_no_scores_are_refused(copied: Copy) -> None:
     np.save(folder / "scores.npy", scores[:5])
     assert "damaged" in refused(forged(folder))
     np.save(folder / "scores.npy", np.array(["a"]))
-    assert "Expected numbers" in refused(forged(folder))
+    assert "does not contain numbers" in refused(forged(folder))
 
 
 def test_a_curve_of_an_unknown_name_is_not_drawn_and_not_evaluated(copied: Copy, tmp_path: Path) -> None:
@@ -276,8 +282,8 @@ def test_a_curve_of_an_unknown_name_is_not_drawn_and_not_evaluated(copied: Copy,
 
 def test_another_claim_than_that_of_the_config_is_refused(copied: Copy) -> None:
     text = refused(copied(lambda values: values.update(noise_multiplier=3.0)))
-    assert text.startswith("Expected noise_multiplier = 1.0 in ")
-    assert "as in config.json, got 3.0" in text
+    assert text.startswith("noise_multiplier is ")
+    assert "but 1.0 in config.json: one of them has changed." in text
 
 
 def test_runs_of_the_same_name_are_told_apart(runs: dict[str, Path], copied: Copy) -> None:
@@ -303,3 +309,29 @@ def test_estimates_are_read_as_they_were_written(runs: dict[str, Path]) -> None:
     page = Report(runs=(run,), title="A run").to_text(Format.HTML)
     assert "True positive rates" in page
     assert "an estimate for this attack, not a bound" in page
+
+
+def test_runs_are_shown_with_violations_first_and_shared_sentences_once(report: Report) -> None:
+    text = report.to_text()
+    assert [run.name for run in report.runs] == ["correct", "broken"]
+    assert text.index('<h2 id="run-0">broken') < text.index('<h2 id="run-1">correct')
+    shared = set(report.runs[0].not_covered) & set(report.runs[1].not_covered)
+    assert shared
+    assert all(text.count(escape(sentence)) == 1 for sentence in shared)
+    assert not re.search(r"expected=\d\.\d{6,}", text)
+
+
+def test_a_page_explains_each_finding_and_the_certainty_of_a_violation(runs: dict[str, Path]) -> None:
+    run = read_run(runs["broken"])
+    text = Report(runs=(run,), title="t").to_text()
+    assert run.diagnosis is not None
+    assert run.diagnosis.findings
+    for finding in run.diagnosis.findings:
+        assert escape(FINDINGS[finding.name].matters) in text
+        assert escape(finding.sentence) in text
+    assert all(escape(cause) in text for cause in run.likely_causes)
+    assert "95 % confidence, p &lt; 1e-12, " in text
+    levels = set(
+        re.findall(r"(\d+) % confidence", text[text.index('<div class="dpaudit') :].partition("<figure")[0])
+    )
+    assert levels == {"95"}

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import dpaudit
 from dpaudit import Claim, ErrorCounts, Guesses, Observations, Recorder
 from dpaudit.cli._app import app
-from dpaudit.cli._scores_command import Columns, ScoreFiles
+from dpaudit.cli._score_files import Columns, ScoreFiles
 from dpaudit.errors import DpauditError
 from dpaudit.experiments import example, load_config
 from dpaudit.stats import Bound, Estimate, Power, ThresholdRule

@@ -32,7 +32,7 @@ from dpaudit import (
 from dpaudit._validate import percent
 from dpaudit.accounting import _pld
 from dpaudit.canaries import Mixture
-from dpaudit.cli._scores_command import Columns, ScoreFiles
+from dpaudit.cli._score_files import Columns, ScoreFiles
 from dpaudit.diagnostics import Diagnostics
 from dpaudit.errors import InputError
 from dpaudit.observers import AuditSession
@@ -52,9 +52,9 @@ PRESENT, ABSENT = 1 + RNG.normal(size=30), RNG.normal(size=30)
 @pytest.mark.parametrize("value", ["false", 1, None, np.array([True]), []])
 @pytest.mark.parametrize("name", ["normalized", "paired", "coupled"])
 def test_a_flag_is_true_or_false(name: str, value: Any) -> None:
-    with pytest.raises(InputError, match=rf"Expected {name}=.* to be True or False"):
+    with pytest.raises(InputError, match=rf"{name} must be True or False, got .*"):
         Observations(with_canary=PRESENT, without_canary=ABSENT, **{name: value})
-    with pytest.raises(InputError, match=rf"Expected {name}=.* to be True or False"):
+    with pytest.raises(InputError, match=rf"{name} must be True or False, got .*"):
         Observations.from_presence(PRESENT, PRESENT > 1, **{name: value})
 
 
@@ -70,12 +70,12 @@ REFUSED_ARRAYS = {
 @pytest.mark.parametrize("name", REFUSED_ARRAYS)
 def test_an_array_holds_plain_numbers(name: str) -> None:
     array = REFUSED_ARRAYS[name]
-    with pytest.raises(InputError, match="Expected with_canary to be"):
+    with pytest.raises(InputError, match="with_canary must "):
         Observations(with_canary=array, without_canary=ABSENT)
     for make in (Observations.from_presence, lambda *both: Guesses.from_scores(*both, num_guesses=2)):
-        with pytest.raises(InputError, match="Expected scores to be"):
+        with pytest.raises(InputError, match="scores must "):
             make(array, PRESENT > 1)
-        with pytest.raises(InputError, match="Expected present to be"):
+        with pytest.raises(InputError, match="present must "):
             make(PRESENT, array)
 
 
@@ -85,10 +85,10 @@ def test_what_an_archive_unpacks_to_is_limited_in_all(tmp_path: Path, monkeypatc
     files = ScoreFiles(path, None, None, Columns(identifier="id"))
     sizes = [one.file_size for one in zipfile.ZipFile(path).infolist()]
     monkeypatch.setattr(_io, "LARGEST_ARRAY", sum(sizes) - 1)  # more than any two of them
-    with pytest.raises(InputError, match=r"bytes in all in .*t.npz, got"):
+    with pytest.raises(InputError, match=r"t.npz contains arrays of .* bytes in all"):
         files.read(normalized=False)
     monkeypatch.setattr(_io, "LARGEST_ARRAY", sum(sizes))
-    with pytest.raises(InputError, match="at least one score"):
+    with pytest.raises(InputError, match="at least one is needed"):
         files.read(normalized=False)
 
 
@@ -117,13 +117,15 @@ def test_one_long_word_does_not_make_room_for_all(tmp_path: Path, monkeypatch: A
 @pytest.mark.parametrize("noise", [1e-320, 1e-160, 1e-10, 1e10, 1e308])
 def test_a_noise_multiplier_whose_square_overflows_is_refused(noise: float) -> None:
     for make in (Claim.gaussian, lambda **both: Claim.dpsgd(**both, sample_rate=0.1, num_steps=10)):
-        with pytest.raises(InputError, match=r"noise_multiplier=.* in \[1e-09, 1e\+09\]"):
+        with pytest.raises(InputError, match=r"noise_multiplier must be between 1e-09 and 1e\+09, got"):
             make(noise_multiplier=noise, delta=1e-5)
 
 
 def test_a_claim_with_hardly_any_noise_is_refused_with_its_own_numbers() -> None:
     claim = Claim.dpsgd(noise_multiplier=1e-4, sample_rate=0.01, num_steps=100, delta=1e-5)
-    with pytest.raises(InputError, match=r"none was found at delta=1e-05 for noise_multiplier=0\.0001"):
+    with pytest.raises(
+        InputError, match=r"no epsilon that can be computed at delta=1e-05 for noise_multiplier=0\.0001"
+    ):
         _ = claim.epsilon
 
 
@@ -150,7 +152,7 @@ def test_curves_at_the_end_of_the_range_of_floats_have_an_infinite_epsilon() -> 
 def test_a_confidence_is_not_rounded_to_all_of_it() -> None:
     observations = Observations(with_canary=PRESENT, without_canary=ABSENT)
     result = audit(observations, claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), confidence=1 - 1e-12)
-    assert "99.9999999999 % confidence" in str(result)
+    assert "99.9999999999 % confidence" in result.details()
     assert Bound.from_dict(result.bound.to_dict()) == result.bound
     with pytest.raises(InputError, match="at most 1 - 1e-12"):
         audit(observations, claim=result.claim, confidence=1 - 1e-15)
@@ -179,13 +181,13 @@ def test_an_observer_that_was_used_says_so() -> None:
     block = AuditSession("observe", nullcontext(recorder))
     with block:
         pass
-    with pytest.raises(InputError, match=r"Expected a new observe\(...\) for each with block"), block:
+    with pytest.raises(InputError, match=r"was already used in a with block"), block:
         pass
 
 
 @pytest.mark.parametrize("value", ["x", None, 3, object()])
 def test_a_curve_is_a_family_of_curves(value: Any) -> None:
-    with pytest.raises(InputError, match=r"Expected a trade-off curve such as Gaussian\(\), got"):
+    with pytest.raises(InputError, match=r"The trade-off must be a curve such as Gaussian\(\), got"):
         Claim.curve(value, delta=1e-5)
 
 
@@ -198,7 +200,7 @@ def test_numbers_of_other_types_are_read_as_floats() -> None:
 @pytest.mark.parametrize("name", ["noise_factor", "epsilon"])
 @pytest.mark.parametrize("value", ["x", [], np.nan, Decimal("NaN"), 1j, 10**400])
 def test_a_leak_is_a_number(name: str, value: Any) -> None:
-    with pytest.raises(InputError, match=f"Expected {name}"):
+    with pytest.raises(InputError, match=name):
         Leak(**{name: value})
 
 
@@ -221,13 +223,13 @@ def test_recorded_scores_are_plain_numbers(value: Any) -> None:
         lambda: _recorder().record(value, present),
         lambda: _whole_run(present).record(value),
     ):
-        with pytest.raises(InputError, match="Expected scores to be"):
+        with pytest.raises(InputError, match="scores must "):
             record()
 
 
 @pytest.mark.parametrize("noise", [1e-160, 1e300])
 def test_likelihood_ratios_have_a_noise_whose_square_is_a_number(noise: float) -> None:
-    with pytest.raises(InputError, match=r"noise_multiplier=.* in \[1e-09, 1e\+09\]"):
+    with pytest.raises(InputError, match=r"noise_multiplier must be between 1e-09 and 1e\+09, got"):
         _whole_run(np.array([True, False]), noise)
 
 
@@ -264,13 +266,13 @@ def test_noise_of_a_step_that_is_refused_leaves_no_trace(given: dict[str, Any]) 
     tests = Diagnostics()
     tests.observe_noise(np.ones(8))
     before = repr(tests.state_dict())
-    with pytest.raises(InputError, match="Expected"):
+    with pytest.raises(InputError):
         tests.observe_noise(np.ones(8), **given)
     assert repr(tests.state_dict()) == before
 
 
 def test_noise_whose_square_overflows_is_refused_without_a_warning() -> None:
-    with np.errstate(all="raise"), pytest.raises(InputError, match="Expected finite noise in step 0, got 1e"):
+    with np.errstate(all="raise"), pytest.raises(InputError, match="Noise must be finite, got 1e"):
         Diagnostics().observe_noise(np.full(8, 1e300))
 
 
@@ -317,7 +319,7 @@ def test_a_damaged_state_of_a_recorder_is_refused(change: dict[str, Any]) -> Non
     with pytest.raises(InputError):
         _recorder().load_state_dict(state | change)
     for key in ("scores", "present", "looked"):
-        with pytest.raises(InputError, match="Expected the state_dict of a recorder"):
+        with pytest.raises(InputError, match="The state_dict of a recorder"):
             _recorder().load_state_dict({name: value for name, value in state.items() if name != key})
 
 
@@ -352,11 +354,13 @@ def test_training_that_does_not_fit_into_memory_is_refused_before_it_starts() ->
         multiplicity=10**12,
         augmentation=FlipAndCrop(),
     )
-    with pytest.raises(InputError, match=r"multiplicity=1000000000000 .* to fit into memory"):
+    with pytest.raises(InputError, match=r"multiplicity=1000000000000 .* would need about .* GB of memory"):
         Training(mlp(64, 2), images, settings)
-    with pytest.raises(InputError, match="to fit into memory"):
+    with pytest.raises(InputError, match="GB of memory"):
         random_images(10**12)
-    with pytest.raises(InputError, match="weights of layers of sizes 10, 10000000000, 2 to fit into memory"):
+    with pytest.raises(
+        InputError, match=r"weights of layers of sizes 10, 10000000000, 2 would need about .* GB of memory"
+    ):
         mlp(10, 10**10, 2)
 
 
@@ -372,19 +376,23 @@ def test_a_python_2_header_is_read_without_a_warning(tmp_path: Path) -> None:
 
 def test_scores_of_all_steps_fit_into_memory_before_the_first_is_recorded() -> None:
     claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
-    with pytest.raises(InputError, match=r"num_steps=1000000000 x num_canaries=1000000 to fit into memory"):
+    with pytest.raises(
+        InputError, match=r"num_steps=1000000000 x num_canaries=1000000 would need about .* GB of memory"
+    ):
         Recorder(claim=claim, num_steps=10**9, scorer=PerStep(num_canaries=10**6))
     for num_canaries in (10**400, Decimal(3), Fraction(10**400), -1):
-        with pytest.raises(InputError, match="num_canaries="):
+        with pytest.raises(InputError, match="num_canaries"):
             Recorder(claim=claim, num_steps=4, scorer=PerStep(num_canaries=num_canaries))  # type: ignore[arg-type]
     recorder = Recorder(claim=claim, num_steps=10**12)
-    with pytest.raises(InputError, match=r"num_steps=1000000000000 x num_canaries=1000 to fit into memory"):
+    with pytest.raises(
+        InputError, match=r"num_steps=1000000000000 x num_canaries=1000 would need about .* GB of memory"
+    ):
         recorder.record(np.zeros(1_000), np.zeros(1_000, bool))
 
 
 @pytest.mark.parametrize(("num_steps", "num_canaries"), [(20, 10**10), (10**11, 40)])
 def test_steps_and_canaries_of_a_step_function_fit_into_memory(num_steps: int, num_canaries: int) -> None:
-    with pytest.raises(InputError, match=f"num_canaries={num_canaries}.* to fit into memory"):
+    with pytest.raises(InputError, match=f"num_canaries={num_canaries}.* would need about .* GB of memory"):
         observe_step(
             lambda rows: np.asarray(rows).sum(axis=0),
             np.zeros((0, 80)),

@@ -307,13 +307,13 @@ def test_the_label_names_only_what_was_chosen():
 
 
 def test_a_stop_loss_that_is_no_yes_or_no_is_refused():
-    with pytest.raises(dpaudit.InputError, match="Expected stop_loss='no' to be True or False"):
+    with pytest.raises(dpaudit.InputError, match="stop_loss must be True or False, got 'no'"):
         Betting(stop_loss="no")
 
 
 @pytest.mark.parametrize("tails", [-0.1, 1.0, math.nan, True, "a", None])
 def test_a_share_of_the_tails_outside_its_range_is_refused(tails):
-    with pytest.raises(dpaudit.InputError, match=r"Expected tails=.* in \[0, 1\)"):
+    with pytest.raises(dpaudit.InputError, match="tails must be"):
         Betting(tails=tails)
 
 

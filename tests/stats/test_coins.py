@@ -47,7 +47,7 @@ def test_coins_that_are_not_fair_are_refused(rate):
 def test_a_canary_that_is_always_there_is_named():
     one = np.random.default_rng(1).random((500, 64)) < 0.5
     one[:, 7] = True
-    with pytest.raises(dpaudit.InputError, match="got 500 of 500 present for one canary"):
+    with pytest.raises(dpaudit.InputError, match="here: 500 of 500 present for one canary"):
         noise(one)
 
 
@@ -217,7 +217,7 @@ def test_pairs_need_no_coin_and_say_so():
     [
         ((2, 2), [[True, False], [True, True]], None, "got 2 of 2 scores with it in step 1"),
         ((2, 4), np.tile([True, True, False, False], (2, 1)), list("aabb"), "one canary twice on a side"),
-        ((2, 4), np.tile([True, False, True, False], (2, 1)), list("aabc"), "another number for 'b', 'c'"),
+        ((2, 4), np.tile([True, False, True, False], (2, 1)), list("aabc"), "'b', 'c' has another number"),
         ((4,), [True, False, True, False], None, "got one dimension"),
     ],
 )
@@ -228,7 +228,7 @@ def test_what_is_not_a_pair_is_refused(shape, present, ids, sentence):
 
 def test_a_share_of_present_canaries_that_is_not_a_half_is_refused_for_guesses():
     """Who knows that 90 % are present is right in 90 % of all guesses, without any leak."""
-    with pytest.raises(dpaudit.InputError, match="got 900 of 1,000 present"):
+    with pytest.raises(dpaudit.InputError, match="900 of 1,000 are present"):
         dpaudit.Guesses.from_scores(np.arange(1000), np.arange(1000) < 900, num_guesses=1000)
     dpaudit.Guesses.from_scores(np.arange(1000), np.arange(1000) < 520, num_guesses=1000)
 

@@ -305,7 +305,7 @@ class TestResult:
         assert found.epsilon.low < dpaudit.Gaussian().epsilon(1 / 0.7, 1e-5) < found.epsilon.high
         assert found.noise.startswith("effective noise 0.7")
         assert " of the claim [0.6" in found.noise
-        line = next(line for line in str(result).splitlines() if line.startswith("  estimate: "))
+        line = next(line for line in result.details().splitlines() if line.startswith("  estimate: "))
         assert line == f"  estimate: {found.statement}"
         assert "an estimate for this attack, not a bound, that assumes normal scores" in line
         assert line.endswith("normal scores, independent steps and no early stopping")
@@ -361,7 +361,7 @@ class TestResult:
             assert reason in result.estimate.missing
             assert result.estimate.noise_multiplier is None
             assert result.estimate.statement == result.estimate.missing
-            assert "estimate:" not in str(result)
+            assert "estimate:" not in result.details()
             assert result.to_dict()["estimate"]["missing"] == result.estimate.missing
 
     def test_of_another_claim_has_rates_only(self):
@@ -374,7 +374,7 @@ class TestResult:
             place = int(np.flatnonzero(found.roc.fpr == rate)[0])
             assert found.roc.claimed[place] == pytest.approx(min(1e-5 + math.exp(4) * rate, 1), rel=0.05)
             assert f"of {100 * rate:g} %, {found.roc.reached[place]:.3g} [" in found.rates
-        assert f"  rates: {found.rates}" in str(result).splitlines()
+        assert f"  rates: {found.rates}" in result.details().splitlines()
         assert found.rates.endswith("; each interval has 95 % confidence, if scores are independent")
 
     def test_has_no_band_of_few_steps_but_one_of_files(self, tmp_path):

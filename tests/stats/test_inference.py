@@ -170,9 +170,9 @@ def test_katz_is_finite_for_any_counts(errors):
 @pytest.mark.parametrize(
     ("tradeoff", "delta", "sentence"),
     [
-        (dpaudit.PureDP(), 1e-5, r"Expected delta=0 with KatzLog\(\), got delta=1e-05"),
-        (dpaudit.Gaussian(), 0.0, r"Expected tradeoff=PureDP\(\) with KatzLog\(\), got Gaussian\(\)"),
-        (dpaudit.ApproximateDP(), 0.0, r"Expected tradeoff=PureDP\(\)"),
+        (dpaudit.PureDP(), 1e-5, r"delta must be 0 with KatzLog\(\), got 1e-05"),
+        (dpaudit.Gaussian(), 0.0, r"KatzLog\(\) needs tradeoff=PureDP\(\), got Gaussian\(\)"),
+        (dpaudit.ApproximateDP(), 0.0, r"needs tradeoff=PureDP\(\)"),
     ],
 )
 def test_katz_refuses_what_it_has_no_meaning_for(tradeoff, delta, sentence):

@@ -32,7 +32,7 @@ def test_a_forgotten_factor_is_named():
     assert "a mean of 0 without the canary and of 1 with it" in note
     assert "0.0039" in note
     assert "a missing factor of 25" in note
-    assert f"note: {note}" in str(result)
+    assert f"note: {note}" in result.details()
     assert note in result._repr_html_()
     assert result.to_dict()["notes"] == [note]
 

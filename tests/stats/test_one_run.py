@@ -143,7 +143,7 @@ def test_only_ties_across_a_cut_are_broken():
     [
         ([1.0, 2.0], [True], 1, "one-dimensional and of the same length"),
         ([1.0, np.inf], [True, False], 1, r"scores\[1\]=inf"),
-        ([1.0], [True], 2, "num_guesses=2 to be at most 1"),
+        ([1.0], [True], 2, "num_guesses must be at most 1, the number of scores, got 2"),
         ([1.0, 2.0], [0.3, 0.7], 1, "only 0 and 1"),
     ],
 )

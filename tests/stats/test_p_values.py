@@ -117,16 +117,16 @@ def test_bound_and_tests_have_their_shares_of_the_error_rate(p_value: float, joi
     result = replace(bound, diagnosis=Diagnosis.of(checks, confidence=0.99))
     assert result.confidence == pytest.approx(0.95)
     assert result.p_value == pytest.approx(joint, rel=0.05, abs=0)
-    assert "no correct run has" not in str(result)
+    assert "no correct run has" not in result.details()
     assert (result.verdict is dpaudit.Verdict.VIOLATION) == (joint <= 0.05)
     certain = Finding.certain("sum-norm", "It is longer.")
     fact = replace(bound, diagnosis=Diagnosis.of(checks, confidence=0.99, certain=[certain]))
     assert fact.p_value == 0
-    assert "p-value: 0: a finding that no correct run has" in str(fact)
+    assert "p-value: 0: a finding that no correct run has" in fact.details()
 
 
 def test_only_a_violation_prints_its_p_value() -> None:
     rng = np.random.default_rng(0)
-    assert "p-value" not in str(dpaudit.audit(stepped(1.0, 60, 64, rng), claim=CLAIM))
-    text = str(dpaudit.audit(stepped(3.0, 300, 64, rng), claim=CLAIM))
+    assert "p-value" not in dpaudit.audit(stepped(1.0, 60, 64, rng), claim=CLAIM).details()
+    text = dpaudit.audit(stepped(3.0, 300, 64, rng), claim=CLAIM).details()
     assert "p-value: below 1e-12, the smallest error rate at which the claim is refuted" in text

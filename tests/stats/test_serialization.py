@@ -59,7 +59,7 @@ def test_what_is_written_is_read_back(interface: Any, part: Any) -> None:
 
 
 def test_a_part_of_another_interface_is_refused() -> None:
-    with pytest.raises(InputError, match="Expected the values of TradeOff, got those of Fixed"):
+    with pytest.raises(InputError, match="These are the values of Fixed, not of TradeOff"):
         dpaudit.TradeOff.from_dict({"type": "Fixed"})
 
 
@@ -167,7 +167,7 @@ def test_labels_are_short_names_for_columns() -> None:
 def test_shares_that_would_prove_nothing_are_refused(
     rules: tuple[Any, ...], shares: tuple[float, ...]
 ) -> None:
-    with pytest.raises(InputError, match="Expected"):
+    with pytest.raises(InputError):
         BestOf(rules, shares)
 
 
@@ -183,5 +183,5 @@ def test_the_best_of_unknown_rules_describes_a_bound_and_makes_none() -> None:
     assert isinstance(best, BestOf)
     assert best.label == "Unheard"
     method: dict[str, Any] = {"tradeoff": dpaudit.Gaussian(), "inference": dpaudit.ClopperPearson()}
-    with pytest.raises(InputError, match="Expected a rule that chooses a threshold"):
+    with pytest.raises(InputError, match="does not choose a threshold"):
         dpaudit.lower_bound(observations, delta=1e-5, threshold=best, **method)

@@ -289,7 +289,7 @@ def test_an_audit_that_may_miss_twice_the_claimed_epsilon_is_underpowered(audit:
     result = audit(0.01, np.random.default_rng(0))
     assert result.verdict is dpaudit.Verdict.UNDERPOWERED
     assert result.power.epsilon > 2 * result.claim.epsilon
-    assert "twice the claimed epsilon" in str(result)
+    assert "twice the claimed epsilon" in result.details()
 
 
 def test_the_first_steps_of_a_very_long_plan_are_underpowered() -> None:
@@ -325,7 +325,7 @@ def test_the_power_of_raw_scores_is_that_of_an_ideal_attack_and_their_own_stands
     assert own.parameter >= ideal.parameter
     expected = ideal.parameter / own.efficiency if own.efficiency else np.inf
     assert own.parameter == pytest.approx(expected, rel=0.05)
-    assert f"this attack: shows {own.efficiency:.2g} of an ideal attack's signal" in str(result)
+    assert f"this attack: shows {own.efficiency:.2g} of an ideal attack's signal" in result.details()
     assert ("no leak would have been detected" in str(own)) == (own.efficiency == 0)
     for power, key in ((own, "attack_power"), (ideal, "power")):
         assert dpaudit.Power.from_dict(result.to_dict()[key]) == power

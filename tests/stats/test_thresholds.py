@@ -46,7 +46,7 @@ def test_optimal_solves_the_papers_equation():
 
 
 def test_optimal_refuses_delta_zero():
-    with pytest.raises(dpaudit.InputError, match="Expected delta > 0"):
+    with pytest.raises(dpaudit.InputError, match="delta must be positive"):
         bound(gaussian_scores(1.0, 10), rule=dpaudit.Optimal(1.0), delta=0.0)
 
 
@@ -186,7 +186,7 @@ def test_predictable_finds_the_midpoint_of_raw_scores():
     ],
 )
 def test_pairs_without_meaning_are_refused_with_a_sentence(rule, inference):
-    with pytest.raises(dpaudit.InputError, match="Expected inference of type"):
+    with pytest.raises(dpaudit.InputError, match="needs an inference of type"):
         bound(gaussian_scores(1.0, 20), inference, rule)
 
 
@@ -203,7 +203,7 @@ def test_pairs_without_meaning_are_refused_with_a_sentence(rule, inference):
     ],
 )
 def test_impossible_settings_are_refused(make):
-    with pytest.raises(dpaudit.InputError, match="Expected"):
+    with pytest.raises(dpaudit.InputError):
         make()
 
 

@@ -168,7 +168,7 @@ def test_piecewise_linear_lines_of_a_gaussian_give_back_the_gaussian():
     [((1.0, 2.0), (0.1,)), ((), ()), ((-1.0,), (0.1,)), ((1.0,), (1.5,)), ((math.nan,), (0.1,))],
 )
 def test_lines_that_are_no_guarantees_are_refused(epsilons, deltas):
-    with pytest.raises(dpaudit.InputError, match="Expected"):
+    with pytest.raises(dpaudit.InputError):
         dpaudit.PiecewiseLinear(epsilons, deltas)
 
 

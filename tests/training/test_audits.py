@@ -257,11 +257,13 @@ def test_a_callback_that_ends_the_training_leaves_whole_steps(train):
 
 
 def test_a_second_audit_of_the_same_training_is_refused_and_so_is_a_second_training(train):
-    with pytest.raises(dpaudit.InputError, match="one audit per Training, got two"):
+    with pytest.raises(
+        dpaudit.InputError, match="A Training can have only one audit: each would take the other's canaries"
+    ):
         train([OneRun(delta=DELTA), OneRun(delta=DELTA)], noise_multiplier=1.0)
     hook = OneRun(delta=DELTA)
     train(hook, num_steps=2, noise_multiplier=1.0)
-    with pytest.raises(dpaudit.InputError, match="a separate audit for each Training"):
+    with pytest.raises(dpaudit.InputError, match="already attached to another Training"):
         train(hook, num_steps=2, noise_multiplier=1.0)
 
 
@@ -327,21 +329,33 @@ def test_a_step_may_sample_the_canary_at_the_rate_of_the_claim():
     [
         (
             lambda: OneRun(delta=DELTA, canary="dirac"),
-            r"Expected canary to be a gradient or input canary such as Dirac\(\), got 'dirac'",
+            r"canary must be a gradient or input canary such as Dirac\(\), got 'dirac'",
         ),
-        (lambda: OneRun(delta=DELTA, num_canaries=0), "num_canaries=0"),
-        (lambda: OneRun(delta=-1.0), "delta=-1"),
-        (lambda: OneRun(delta=DELTA).recorder, "a hook of a Training before its recorder"),
-        (lambda: EndToEnd(delta=DELTA, callbacks=[print]), "no callbacks with EndToEnd"),
-        (lambda: EndToEnd(delta=DELTA, first_steps=3), "no first_steps with EndToEnd"),
+        (lambda: OneRun(delta=DELTA, num_canaries=0), "num_canaries must be at least 1, got 0"),
+        (lambda: OneRun(delta=-1.0), "delta must be at least 0 and below 1, got -1"),
+        (
+            lambda: OneRun(delta=DELTA).recorder,
+            "The audit has no recorder yet; make it a hook of a Training first",
+        ),
+        (
+            lambda: EndToEnd(delta=DELTA, callbacks=[print]),
+            "EndToEnd allows no callbacks: there is no bound before the last step",
+        ),
+        (
+            lambda: EndToEnd(delta=DELTA, first_steps=3),
+            "EndToEnd allows no first_steps: its scores are those of all steps",
+        ),
         (
             lambda: TwoBatches(delta=DELTA, num_canaries=2),
-            "num_canaries=1 with TwoBatches, got 2",
+            "num_canaries must be 1 with TwoBatches, got 2",
         ),
-        (lambda: TwoBatches(delta=DELTA, canary_rate=2.0), "=2 in"),
+        (
+            lambda: TwoBatches(delta=DELTA, canary_rate=2.0),
+            "sample_rate must be above 0 and at most 1, got 2",
+        ),
         (
             lambda: dpsgd_training(EndToEnd(delta=DELTA, num_canaries=1), noise_multiplier=1.0),
-            "num_canaries=1 to be at least 32 in an audit of the whole run",
+            "num_canaries must be at least 32 in an audit of the whole run, got 1: each",
         ),
         (
             lambda: dpsgd_training(
@@ -349,7 +363,7 @@ def test_a_step_may_sample_the_canary_at_the_rate_of_the_claim():
                 noise_multiplier=1.0,
                 build=lambda: logistic_regression(64, 10),
             ),
-            "num_canaries=1000 to be at most 650",
+            "num_canaries must be at most 650, the number of model parameters, got 1000:",
         ),
     ],
 )

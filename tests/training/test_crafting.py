@@ -197,10 +197,16 @@ def test_duplicates_are_left_out_of_the_held_out_part():
     ("make", "sentence"),
     [
         (lambda: HeldOutData(torch.zeros(3, 2), torch.zeros(3), 2), r"split off by hold_out\(data, ...\)"),
-        (lambda: crafting(nn.Identity(), digits()), r"data that hold_out\(\) split off, got a Dataset"),
-        (lambda: hold_out(digits(), 1797), r"num_held_out=1797 in \[1, 1796\]"),
-        (lambda: hold_out(digits(), 0), "num_held_out=0 to be at least 1"),
-        (lambda: hold_out(digits(), 9, apart_from=digits()), "are not used for training, but all 9 are"),
+        (
+            lambda: crafting(nn.Identity(), digits()),
+            r"data must be split off by hold_out\(\), got a Dataset: canaries must not be",
+        ),
+        (lambda: hold_out(digits(), 1797), "num_held_out must be between 1 and 1796, got 1797"),
+        (lambda: hold_out(digits(), 0), "num_held_out must be at least 1, got 0"),
+        (
+            lambda: hold_out(digits(), 9, apart_from=digits()),
+            "held_out must not be used for training, but all of its 9 examples are",
+        ),
         (
             lambda: crafting(nn.Identity(), hold_out(digits(), 9)[1])(
                 dpaudit.Dirac(), 1, np.random.default_rng(0)

@@ -43,16 +43,14 @@ def test_cifar10_is_read_from_its_folder_or_the_one_above(tmp_path: Path, inner:
 def test_a_missing_file_of_cifar10_is_named_with_its_source(tmp_path: Path) -> None:
     write_cifar10(tmp_path)
     (tmp_path / "data_batch_4.bin").unlink()
-    with pytest.raises(
-        InputError, match=r"Expected data_batch_4.bin in .*; download it from cifar-10-binary"
-    ):
+    with pytest.raises(InputError, match=r"has no data_batch_4.bin; download it from cifar-10-binary"):
         cifar10(tmp_path)
 
 
 def test_a_file_of_cifar10_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     write_cifar10(tmp_path)
     (tmp_path / "data_batch_2.bin").write_bytes(b"\0" * 4000)
-    with pytest.raises(InputError, match=r"records of 3,073 bytes in .*data_batch_2.bin, got 4,000 bytes"):
+    with pytest.raises(InputError, match=r"data_batch_2.bin has 4,000 bytes, .* records of 3,073 bytes"):
         cifar10(tmp_path)
 
 
@@ -74,14 +72,16 @@ def test_idx_files_are_read_gzipped_or_not(tmp_path: Path, end: str, pack: objec
 
 
 def test_idx_files_that_are_missing_damaged_or_of_another_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"Expected train-images-idx3-ubyte or train-images-idx3-ubyte.gz"):
+    with pytest.raises(InputError, match=r"has no train-images-idx3-ubyte or train-images-idx3-ubyte.gz"):
         idx_images(tmp_path)
     images = tmp_path / "train-images-idx3-ubyte.gz"
     images.write_bytes(gzip.compress(idx(np.zeros((2, 2, 2))))[:-9])
     with pytest.raises(InputError, match="truncated or damaged"):
         idx_images(tmp_path)
     images.write_bytes(idx(np.zeros((2, 2, 2)))[:-1])
-    with pytest.raises(InputError, match=r"shape \(2, 2, 2\) in .*, got 7 values: the file is truncated"):
+    with pytest.raises(
+        InputError, match=r"is truncated: shape \(2, 2, 2\) is declared, but there are 7 values"
+    ):
         idx_images(tmp_path)
     images.write_bytes(idx(np.zeros(4)))
     with pytest.raises(InputError, match="an idx file of bytes with 3 dimensions"):
@@ -111,22 +111,20 @@ def test_purchase100_is_read_from_an_npz(tmp_path: Path, one_hot: bool) -> None:
 
 
 def test_tables_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"purchase100.npz or .* in .*; download it from dataset_purchase.tgz"
-    ):
+    with pytest.raises(InputError, match=r"purchase100.npz or .*; download it from dataset_purchase.tgz"):
         purchase100(tmp_path)
     path = tmp_path / "purchase100.csv"
     path.write_text("1,0,1\n")
-    with pytest.raises(InputError, match=r"Expected 600 features per record in .*, got shape \(1, 2\)"):
+    with pytest.raises(InputError, match=r"must have 600 features per record, got shape \(1, 2\)"):
         purchase100(tmp_path)
     path.write_text("1,a,1\n")
-    with pytest.raises(InputError, match="Expected whole numbers, the class first"):
+    with pytest.raises(InputError, match="must contain whole numbers, the class first"):
         purchase100(tmp_path)
     path.write_text("")
-    with pytest.raises(InputError, match="got an empty file"):
+    with pytest.raises(InputError, match="is empty"):
         purchase100(tmp_path)
     np.savez(tmp_path / "purchase100.npz", data=np.zeros(3))
-    with pytest.raises(InputError, match=r"an array named features or inputs or x in .*, got data"):
+    with pytest.raises(InputError, match=r"has no array named features or inputs or x .found: data"):
         purchase100(tmp_path)
 
 
@@ -147,14 +145,14 @@ def test_random_images_are_those_of_their_seed() -> None:
 def test_a_split_keeps_every_example_once() -> None:
     first, rest = digits().split(1500)
     assert (len(first), len(rest)) == (1500, 297)
-    with pytest.raises(InputError, match=r"Expected num_first=1797 in \[1, 1796\]"):
+    with pytest.raises(InputError, match=r"num_first must be between 1 and 1796, got 1797"):
         digits().split(1797)
 
 
 def test_classes_out_of_range_are_refused() -> None:
     with pytest.raises(InputError, match=r"whole numbers, got torch\.float32"):
         Dataset(torch.rand(5, 2), torch.rand(5), 2)
-    with pytest.raises(InputError, match=r"Expected classes in 0..2, got 0..3"):
+    with pytest.raises(InputError, match=r"Classes must be between 0 and 2, got 0 to 3"):
         Dataset(torch.zeros(4, 1), torch.arange(4), num_classes=3)
     with pytest.raises(InputError, match="got 3 inputs and 2 targets"):
         Dataset(torch.zeros(3, 1), torch.zeros(2), num_classes=3)

@@ -98,7 +98,9 @@ def test_what_sums_showed_before_a_checkpoint_is_not_forgotten(train):
     assert second.diagnose() == first.diagnose()
     assert "sum-norm" in names(second)
     saved = second.state_dict()
-    with pytest.raises(InputError, match="the sums of steps that was created in the same way, got a damaged"):
+    with pytest.raises(
+        InputError, match="The state_dict of the sums of steps is damaged or was made with other"
+    ):
         second.load_state_dict({**saved, "SumRecord": {"num_steps": 3}})
 
 
@@ -119,7 +121,7 @@ def test_noise_that_is_not_finite_is_refused_at_any_coordinate(train):
             noise[1] = torch.inf
             return noise
 
-    with pytest.raises(InputError, match="finite noise in step 0, got inf"):
+    with pytest.raises(InputError, match=r"Noise must be finite, got inf in step 0\. Did training diverge\?"):
         train(Diagnose(), num_steps=1, fault=OneInfinite, build=small, **NOISE)
 
 
@@ -133,5 +135,5 @@ def test_trainings_of_another_claim_are_not_diagnosed_together(train):
 def test_a_training_that_claims_no_noise_cannot_be_diagnosed(train):
     training = train(num_steps=1, build=small, **NOISE)
     settings = replace(training.settings, noise_multiplier=0.0)
-    with pytest.raises(InputError, match="noise_multiplier=0 in"):
+    with pytest.raises(InputError, match="noise_multiplier must be positive, got 0"):
         Training(small(), training.data, settings, hooks=[Diagnose()])

@@ -44,7 +44,7 @@ def test_standardised_filters_do_not_depend_on_their_scale_or_offset() -> None:
 
 
 def test_sizes_that_make_no_model_are_refused() -> None:
-    with pytest.raises(InputError, match="Expected depth=17 to be 4 more than a multiple of 6"):
+    with pytest.raises(InputError, match="depth must be 4 more than a multiple of 6, got 17"):
         wide_resnet(17)
-    with pytest.raises(InputError, match="sizes of the input and the output"):
+    with pytest.raises(InputError, match="those of the input and the output"):
         mlp(5)

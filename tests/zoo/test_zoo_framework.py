@@ -176,7 +176,7 @@ def test_what_is_left_of_another_seed_or_version_is_refused(kept, name):
     values = json.loads(kept.read_text())
     assert values[name]
     kept.write_text(json.dumps(values | {name: "0.0.1"}))
-    with pytest.raises(InputError, match=rf"Expected {name} = .*, got 0\.0\.1; choose another --output"):
+    with pytest.raises(InputError, match=rf"was made with {name} = 0\.0\.1, .*; choose another --output"):
         run_zoo([entry()], seed=3, output=kept.parent)
 
 
@@ -184,7 +184,7 @@ def test_a_file_that_lacks_something_is_refused(kept):
     values = json.loads(kept.read_text())
     del values["is_as_expected"]
     kept.write_text(json.dumps(values))
-    with pytest.raises(InputError, match=r"in .*quiet\.json, but it cannot be read; delete it"):
+    with pytest.raises(InputError, match=r"quiet\.json is damaged: .* Delete it"):
         run_zoo([entry()], seed=3, output=kept.parent)
 
 
@@ -241,5 +241,5 @@ def test_entries_have_names_and_seeds_of_their_own():
 
 def test_an_unknown_name_is_told_with_those_that_are_known():
     assert [one.name for one in chosen(ENTRIES, ["noise-too-small"])] == ["noise-too-small"]
-    with pytest.raises(InputError, match=r"got 'nosie': choose from clip-after-mean, "):
+    with pytest.raises(InputError, match=r"The zoo has no entry 'nosie'\. Choose from clip-after-mean, "):
         chosen(ENTRIES, ["nosie"])

@@ -1,19 +1,20 @@
-"""docs/detection.md, from the runs of tools/pages/detection.py."""
+"""docs/detection.md and its heat map, from the files in docs/data."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import NamedTuple
 
-from _unseen_faults import Unseen
-from detection import STEPS, Line, Runs, causes, required_lines, twin_tasks
+from _pictures import Grid, heat_map
+from _shared import DOCS, markdown_table, read_csv
 
-from dpaudit.zoo.faults import FAULTS, OBSERVERS, TWINS, Fault
+__all__ = ["CAUSES", "CAUSES_HEAD", "CORRECT", "DATA", "HEAD", "NAMES", "documents"]
 
-__all__ = ["page"]
-
+DATA, CAUSES = DOCS / "data" / "detection.csv", DOCS / "data" / "causes.csv"
+HEAD = ["family", "fault", "size", "observer", "steps", "detected", "runs", "detected_by"]
+CAUSES_HEAD = ["fault", "observer", "first_likely_cause", "right"]
+CORRECT = "Correct training runs"
 NAMES = {
     "step": "NumPy step",
     "func": "torch.func step",
@@ -22,165 +23,138 @@ NAMES = {
     "layer": "Opacus per-layer",
     "jax": "JAX Privacy",
 }
-_SHOWN = 3  # findings that are listed
 
-HEAD = """# Which faults are detected
+PAGE = """# Which faults are detected
 
-Which faults does an audit with default settings detect? This page answers for {faults} faults in
-{observers} observers, by measurement: each fault was trained with {count} random seeds, at noise multipliers
-that are evenly spread from 1 to 2. Every run is a small model (659 parameters in six named tensors, 300
-examples, sample rate 0.1, clipping norm 2) with the three lines of the [tutorial](tutorial.md): `observe`,
-train, `audit()`. No option is set for any fault. `tools/pages/detection.py` runs all of them and writes this
-page; the faults are in `dpaudit.zoo.faults`.
+**{faults} faults in {observers} observers: {caught} of {cells} cells are detected with at least 9 of 10
+seeds within 300 steps. {flagged} of {correct} correct runs are flagged.**
 
-- A cell is the number of seeds, of {count}, with which the fault was detected within 300 steps. Where these
-  are fewer than 9 of 10, the number within 500 steps follows.
-- "Smallest" is the smallest of the sizes tried that is detected with at least 9 of 10 seeds, within 300 steps
-  and, if different, within 500.
-- A dash means that the fault cannot exist there: a step has no sampler, ghost clipping has no rows, and
-  per-layer clipping has no joint norm.
-- `observe` gets the data that sampling is tested with: `loader=` in Opacus, `num_examples=` in JAX Privacy.
-- "Detected by" lists what refuted the claim most often: the bound, or findings of [tests](diagnostics.md).
-  "Refused" means that the audit raised an error that names the problem.
+![Detected runs by fault, size and observer](data/detection.svg)
 
-With a larger model, most tests of the noise are stronger, because they see more numbers. With more noise, the
-bound and the tests of clipping are weaker.
+A cell is one fault of one size in one observer, trained with 10 random seeds at noise multipliers from 1
+to 2. It shows how many runs were detected within 300 steps; red cells are below 9 of 10. Grey cells are
+faults that cannot exist there: a step has no sampler, ghost clipping has no rows, and per-layer clipping
+has no joint norm. They also mark sizes that were not tried, because a larger one was already missed.
+Every run is a small model (659 parameters in six named tensors, 300 examples, sample rate 0.1, clipping
+norm 2) with the three lines of the README: `observe`, train, `audit()`. No option is set for any fault.
+`observe` gets the data that sampling is tested with: `loader=` in Opacus, `num_examples=` in JAX Privacy.
 
-Three families need no statistics, so they are not measured here. Non-finite examples are detected by
-[replay](replay.md). So is what happens beside the release (optimizer moments, buffers, a second optimizer) or
-before clipping (gradients that depend on other examples of the batch); `not_covered` of every audit without a
-replay lists both. A mechanism that depends on the number of examples is detected by arithmetic:
-`dpaudit check`, which is part of every audit with Opacus.
+With a larger model, most tests of the noise are stronger, because they see more numbers. With more noise,
+the bound and the tests of clipping are weaker.
+
+## What is missed
+
+The faults below were detected with fewer than 9 of 10 seeds within 300 steps.
+
+{misses}
+
+Three families need no statistics, so they are not measured here. [Replay](check-and-replay.md) detects
+non-finite examples, what happens beside the release (optimizer moments, buffers, a second optimizer) and what
+happens before clipping (gradients that depend on other examples of the batch). `not_covered` of every
+audit without a replay lists the last two. `dpaudit check`, which is part of every audit with Opacus,
+detects by arithmetic a mechanism that depends on the number of examples.
+
+## Correct training runs
+
+Bound and tests together may flag at most 5 % of correct runs. {flagged} of {correct} runs were flagged:
+{twins}. A release in bfloat16 is legitimate, because rounding after the noise reveals nothing. More noise
+than claimed is legitimate, too, and so are the float32 normals of JAX, which take only 2^23 values.
+
+## Likely causes
+
+{right} of {all} first causes are right, for faults that are not in the library from which likely causes
+are drawn (`tools/pages/_unseen_faults.py`). What the first cause should say was fixed before the first
+run, as a pattern; one pattern was narrowed afterwards, because it accepted a wrong cause. Each fault ran
+once, at noise multiplier 1 with 300 steps. Of a first set, 17 of 20 right, five faults turned out to be
+in the library (three of them right, two wrong) and were replaced. What became a cause after its first
+run, in which it was not recognized, counts as wrong. The wrong ones are:
+
+{wrong}
+
+## Reproduce
+
+```sh
+make detection                             # everything: hours on two cores
+python tools/pages/detection.py --as-is    # the page and its picture from the data
+```
+
+Every number, with the findings that detected each fault: [detection.csv](data/detection.csv). Every first
+cause: [causes.csv](data/causes.csv). The faults are in `dpaudit.zoo.faults`.
 """
-TWIN_HEAD = """## Correct training runs
-
-Bound and tests together may flag at most 5 % of correct runs. A release in bfloat16 is legitimate, because
-rounding after the noise reveals nothing. More noise than claimed is legitimate, too, and so are the float32
-normals of JAX, which take only 2^23 values.
-"""
-CAUSE_HEAD = """## Likely causes
-
-These 20 faults are not in the library from which likely causes are drawn (`tools/pages/_unseen_faults.py`).
-What the first cause should say was fixed before the first run, as a pattern; one pattern was narrowed
-afterwards, because it accepted a wrong cause. Each fault ran once, at noise multiplier 1 with 300 steps:
-{right} of {all} first causes are right. Of a first set, 17 of 20 right, five faults turned out to be
-in the library (three of them right, two wrong) and were replaced. What became a cause after its first run,
-in which it was not recognized, counts as wrong.
-"""
-_IMPOSSIBLE = "-"
 
 
-def page(runs: Runs, count: int) -> str:
-    """Return the page; tables whose runs are missing are left out."""
-    head = HEAD.format(faults=len(FAULTS), observers=len(OBSERVERS), count=count)
-    parts = [head, *_preliminary(runs, count), *_families(runs, count), *_twins(runs, count), *_causes(runs)]
-    return "\n".join(parts)
+class Row(NamedTuple):
+    """The runs of one fault of one size in one observer."""
+
+    family: str
+    fault: str
+    size: str
+    observer: str
+    steps: str
+    detected: str
+    runs: str
+    detected_by: str
+
+    @property
+    def share(self) -> float:
+        return int(self.detected) / int(self.runs)
 
 
-def _preliminary(runs: Runs, count: int) -> Iterator[str]:
-    """Yield a warning if runs are missing."""
-    tasks = [task for line in required_lines() for task in line.tasks(STEPS[0], count)] + twin_tasks(count)
-    _, done = runs.caught(tasks)
-    if done < len(tasks):
-        yield f"**Preliminary: {done:,} of {len(tasks):,} runs are finished; the tables show these.**\n"
+def documents() -> dict[Path, str]:
+    """Return the page and its picture."""
+    rows = [Row(*row) for row in read_csv(DATA)]
+    correct = [row for row in rows if row.family == CORRECT]
+    faulty = [row for row in rows if row.family != CORRECT]
+    first = [row for row in faulty if row.steps == "300"]
+    causes = read_csv(CAUSES)
+    wrong = [[*row[:3], row[3].removeprefix("no; ")] for row in causes if row[3] != "yes"]
+    page = PAGE.format(
+        faults=len({row.fault for row in faulty}),
+        observers=len(NAMES),
+        caught=sum(row.share >= 0.9 for row in first),
+        cells=len(first),
+        flagged=sum(int(row.detected) for row in correct),
+        correct=sum(int(row.runs) for row in correct),
+        misses=_misses(first, {row[1:4]: row for row in faulty if row.steps == "500"}),
+        twins="; ".join(
+            f"{_total(list(group))} ({name})" for name, group in groupby(correct, lambda row: row.fault)
+        ),
+        right=len(causes) - len(wrong),
+        all=len(causes),
+        wrong=markdown_table(["fault", "observer", "first likely cause", "note"], wrong).replace(
+            "| no |", "|  |"
+        ),
+    )
+    picture = heat_map("Runs in which each fault was detected", list(NAMES.values()), list(_grids(first)))
+    return {DOCS / "detection.md": page, DOCS / "data" / "detection.svg": picture}
 
 
-def _families(runs: Runs, count: int) -> Iterator[str]:
-    for family, group in groupby(FAULTS, key=lambda fault: fault.family):
-        rows = [row for fault in group for row in _rows(runs, fault, count)]
-        if rows:
-            yield f"## {family}\n\n{_table(['fault', 'size', *NAMES.values(), 'detected by'], rows)}\n"
+def _total(rows: list[Row]) -> str:
+    return f"{sum(int(row.detected) for row in rows)} of {sum(int(row.runs) for row in rows)}"
 
 
-def _rows(runs: Runs, fault: Fault, count: int) -> Iterator[list[str]]:
-    """Yield a row for each size that was tried, and one for the smallest size that is caught."""
-    text, num_rows = fault.text, 0
-    for size in fault.sizes:
-        cells = [_cell(runs, fault, size, observer, count) for observer in OBSERVERS]
-        if any(any(character.isdigit() for character in cell) for cell in cells):
-            yield [text, _shown(size), *cells, _detected_by(runs, fault, size, count)]
-            text, num_rows = "", num_rows + 1
-    if num_rows > 1:
-        yield ["", "**smallest**", *(_smallest(runs, fault, observer, count) for observer in OBSERVERS), ""]
+def _grids(rows: list[Row]) -> list[Grid]:
+    grids = []
+    for family, members in groupby(rows, lambda row: row.family):
+        lines, last = [], ""
+        for (fault, size), group in groupby(members, lambda row: row[1:3]):
+            cells = {row.observer: (row.share, f"{row.detected}/{row.runs}") for row in group}
+            label = size if fault == last else ": ".join(filter(None, (fault, size)))
+            lines.append((label, [cells.get(name) for name in NAMES.values()]))
+            last = fault
+        grids.append(Grid(family, lines))
+    return grids
 
 
-def _cell(runs: Runs, fault: Fault, size: Any, observer: str, count: int) -> str:
-    if observer not in fault.observers:
-        return _IMPOSSIBLE
-    found = []
-    for steps in STEPS:
-        caught, done = runs.caught(Line(fault, size, observer).tasks(steps, count))
-        found.append(f"{caught}/{done}" if done else "")
-    first, second = found
-    return f"{first}, 500: {second}" if first and second else first or second
-
-
-def _smallest(runs: Runs, fault: Fault, observer: str, count: int) -> str:
-    if observer not in fault.observers:
-        return _IMPOSSIBLE
-    found = []
-    for steps in STEPS:
-        last = "none"
-        for size in fault.sizes:
-            if Line(fault, size, observer).is_enough(runs, steps, count):
-                last = _shown(size)
-        found.append(last)
-    first, second = found
-    if first == second == "none" and not any(
-        _cell(runs, fault, size, observer, count) for size in fault.sizes
-    ):
-        return ""  # not run
-    return first if first == second else f"{first}, 500: {second}"
-
-
-def _shown(size: Any) -> str:
-    if size is None:
-        return ""
-    return size if isinstance(size, str) else f"{size:,}" if isinstance(size, int) else f"{size:g}"
-
-
-def _detected_by(runs: Runs, fault: Fault, size: Any, count: int) -> str:
-    names = Counter[str]()
-    for observer in fault.observers:
-        for task in Line(fault, size, observer).tasks(STEPS[0], count):
-            names.update(set((runs.get(task) or {"caught": []})["caught"]))
-    shown = (name.split(":")[0] for name, _ in names.most_common(_SHOWN))
-    return ", ".join(f"`{name}`" if "-" in name else name for name in dict.fromkeys(shown))
-
-
-def _twins(runs: Runs, count: int) -> Iterator[str]:
-    tasks = twin_tasks(count)
-    rows, flagged, finished = list[list[str]](), 0, 0
-    for twin in TWINS:
-        cells = []
-        for observer in OBSERVERS:
-            found = [runs.get(task) for task in tasks if (task.fault, task.observer) == (twin.name, observer)]
-            done = [bool(run["caught"]) for run in found if run is not None]
-            flagged, finished = flagged + sum(done), finished + len(done)
-            cells.append(f"{sum(done)}/{len(done)}" if done else "")
-        rows.append([twin.text, *cells])
-    if finished:
-        total = f"Flagged: {flagged} of {finished} runs, {100 * flagged / finished:.1f} %.\n"
-        yield f"{TWIN_HEAD}\n{_table(['training run', *NAMES.values()], rows)}\n\n{total}"
-
-
-def _causes(runs: Runs) -> Iterator[str]:
-    found = list(causes(runs))
-    if found:
-        rows = [
-            [one.fault.text, NAMES[one.observer], cause, _rightness(one, is_right=bool(is_right))]
-            for one, cause, is_right in found
-        ]
-        head = CAUSE_HEAD.format(right=sum(bool(is_right) for *_, is_right in found), all=len(found))
-        yield f"{head}\n{_table(['fault', 'observer', 'first likely cause', 'right'], rows)}\n"
-
-
-def _rightness(one: Unseen, *, is_right: bool) -> str:
-    if one.became_cause:
-        return "**no**; a cause since"
-    return "yes" if is_right else "**no**"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _misses(first: list[Row], longer: dict[tuple[str, ...], Row]) -> str:
+    missed = [row for row in first if row.share < 0.9]
+    lines = []
+    for (fault, size), group in groupby(missed, lambda row: row[1:3]):
+        later = {row.observer: longer.get(row[1:4]) for row in members} if (members := list(group)) else {}
+        cells = (
+            f"{row.observer} {row.detected}/{row.runs}"
+            + (f" (500 steps: {after.detected}/{after.runs})" if (after := later[row.observer]) else "")
+            for row in members
+        )
+        lines.append([f"{fault}: {size}" if size else fault, "; ".join(cells)])
+    return markdown_table(["fault: size", "detected"], lines)

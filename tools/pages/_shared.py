@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,8 +22,11 @@ __all__ = [
     "block_of",
     "finish",
     "markdown_table",
+    "read_csv",
     "restart_in_environment",
+    "write",
     "write_block",
+    "write_csv",
 ]
 
 DOCS = ROOT / "docs"
@@ -48,3 +54,22 @@ def block_of(page: Path, script: str) -> str:
 def markdown_table(head: list[str], rows: list[list[str]]) -> str:
     """Return a table in Markdown."""
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def read_csv(path: Path) -> list[list[str]]:
+    """Return the rows of a file without its head; none if there is no file."""
+    return list(csv.reader(path.read_text().splitlines()))[1:] if path.exists() else []
+
+
+def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Write a table, atomically."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    write(path, text.getvalue())
+
+
+def write(path: Path, text: str) -> None:
+    """Write the file atomically."""
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.replace(path)

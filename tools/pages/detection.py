@@ -5,7 +5,8 @@
 Every run is three lines of the README: observe, train, audit. The faults are in ``dpaudit.zoo.faults`` and
 ``_unseen_faults``, the training loops in ``_detection_runs``. Finished runs are kept in
 .detection-cache.json, so that an interrupted command resumes there; runs of other code are repeated, unless
---stale is given. With --as-is, the page is written from existing runs. --parts selects tables: required,
+--stale is given. With --as-is, the page and its picture are
+written from docs/data. --parts selects tables: required,
 sizes, twins, causes.
 """
 
@@ -27,8 +28,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from _detection_page import CAUSES, CAUSES_HEAD, CORRECT, DATA, HEAD, NAMES, documents
 from _detection_runs import RUNS, Run
-from _shared import ROOT, restart_in_environment
+from _shared import ROOT, restart_in_environment, write, write_csv
 from _unseen_faults import UNSEEN
 
 from dpaudit.zoo.faults import FAULTS, OBSERVERS, TWINS, Fault
@@ -272,6 +274,43 @@ def causes(runs: Runs) -> Iterator[tuple[Any, str, bool | None]]:
             yield unseen, cause, is_right and is_caught(run)
 
 
+def data_rows(runs: Runs, count: int) -> Iterator[list[str]]:
+    """Yield the finished runs of every fault, size, observer and number of steps, then those of twins."""
+    for fault in FAULTS:
+        for size in fault.sizes:
+            lines = [Line(fault, size, observer) for observer in fault.observers]
+            by = Counter[str]()
+            for run in (runs.get(task) for line in lines for task in line.tasks(STEPS[0], count)):
+                by.update({name.split(":")[0] for name in run["caught"]} if run else ())
+            names = " ".join(name for name, _ in by.most_common(3))
+            for line in lines:
+                for steps in STEPS:
+                    caught, done = runs.caught(line.tasks(steps, count))
+                    if done:
+                        place = [fault.family, fault.text, shown(size), NAMES[line.observer]]
+                        yield [*place, str(steps), str(caught), str(done), names]
+    for twin in TWINS:
+        for observer in OBSERVERS:
+            tasks = [
+                task for task in twin_tasks(count) if (task.fault, task.observer) == (twin.name, observer)
+            ]
+            caught, done = runs.caught(tasks)
+            yield [CORRECT, twin.text, "", NAMES[observer], str(STEPS[0]), str(caught), str(done), ""]
+
+
+def shown(size: Any) -> str:
+    if size is None:
+        return ""
+    return size if isinstance(size, str) else f"{size:,}" if isinstance(size, int) else f"{size:g}"
+
+
+def cause_rows(runs: Runs) -> Iterator[list[str]]:
+    """Yield each unseen fault with its first likely cause."""
+    for unseen, cause, is_right in causes(runs):
+        right = "no; a cause since" if unseen.became_cause else "yes" if is_right else "no"
+        yield [unseen.fault.text, NAMES[unseen.observer], cause, right]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10)
@@ -279,19 +318,19 @@ def main() -> int:
     parser.add_argument("--observers", nargs="*", default=list(OBSERVERS), choices=OBSERVERS, metavar="NAME")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS, metavar="PART")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--as-is", action="store_true", help="write the page from existing runs")
+    parser.add_argument("--as-is", action="store_true", help="write the page and its picture from the data")
     parser.add_argument("--stale", action="store_true", help="keep runs of other code")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "detection.md")
     arguments = parser.parse_args()
     runs = Runs(stale=arguments.stale)
     plan = Plan(runs, arguments)
     while not arguments.as_is and (tasks := plan.needed()):
         execute(tasks, runs, arguments.processes)
-    print("\n".join(summary(runs, arguments.seeds)))
-
-    from _detection_page import page  # noqa: PLC0415  # it imports this script
-
-    arguments.output.write_text(page(runs, arguments.seeds))
+    if not arguments.as_is:
+        print("\n".join(summary(runs, arguments.seeds)))
+        write_csv(DATA, HEAD, data_rows(runs, arguments.seeds))
+        write_csv(CAUSES, CAUSES_HEAD, cause_rows(runs))
+    for path, text in documents().items():
+        write(path, text)
     return 0
 
 

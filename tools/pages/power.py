@@ -2,7 +2,7 @@
 
     python tools/pages/power.py [--repetitions 1000] [--only WORD]
 
-Prints the table of docs/soundness.md. Each row takes the leak that an audit of this size states, simulates
+Prints rows of docs/data/power.csv. Each takes the leak that an audit of this size states, simulates
 mechanisms with exactly this leak, and counts how many the same audit refutes. A design that may miss twice
 the claimed epsilon is marked: the verdict of a correct run is then UNDERPOWERED.
 """
@@ -295,25 +295,14 @@ def guess_designs() -> Iterator[GuessDesign]:
     yield GuessDesign("one run, 100 of 500 canaries guessed", 1.0, 0.1, 50, 500, 100)
 
 
-def rows(repetitions: int, only: str = "") -> Iterator[str]:
-    """Yield the rows of the table."""
-    for design in all_designs():
-        if only in design.name:
-            leak = design.leak()
-            yield row(design, leak / design.claimed, design.share_detected(leak, repetitions))
-
-
 def all_designs() -> tuple[Design | GuessDesign, ...]:
     return (*designs(), *guess_designs())
 
 
-def row(design: Design | GuessDesign, ratio: float, share: float) -> str:
-    leak, found = (f"{ratio:.4g}", f"{100 * share:.0f} %") if math.isfinite(ratio) else ("none", "")
-    mark = "UNDERPOWERED" if design.is_underpowered() else ""
-    return f"| {design.name} | {leak} | {found} | {mark} |\n"
-
-
-HEAD = "| design | leak: parameter / claimed | detected | verdict of a correct run |\n" + "| --- " * 4 + "|\n"
+def row(design: Design | GuessDesign, repetitions: int, ratio: float, share: float) -> list[str]:
+    """Return a row of docs/data/power.csv."""
+    leak, detected = (f"{ratio:.4g}", f"{100 * share:.0f}") if math.isfinite(ratio) else ("none", "")
+    return [design.name, str(repetitions), leak, detected, "UNDERPOWERED" if design.is_underpowered() else ""]
 
 
 def main() -> None:
@@ -321,9 +310,11 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=1000)
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
-    print(HEAD, end="")
-    for row in rows(arguments.repetitions, arguments.only):
-        print(row, end="", flush=True)
+    for design in all_designs():
+        if arguments.only in design.name:
+            leak = design.leak()
+            share = design.share_detected(leak, arguments.repetitions)
+            print(*row(design, arguments.repetitions, leak / design.claimed, share), sep=",", flush=True)
 
 
 if __name__ == "__main__":

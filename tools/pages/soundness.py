@@ -1,10 +1,11 @@
-"""Simulate how often every bound exceeds the truth, and write docs/soundness.md.
+"""Simulate how often every bound exceeds the truth; write docs/soundness.md, its picture and its data.
 
-    python tools/pages/soundness.py [--repetitions 1000] [--output docs/soundness.md] [--section TITLE]
+    python tools/pages/soundness.py [--repetitions 1000] [--section TITLE] [--as-is]
 
 Finished cells are cached in .soundness-cache.json, so that an interrupted run resumes where it stopped. Cells
 that were simulated with other code are simulated again. ``soundness_sections`` lists the cells on steps and
-runs. Exits with 1 if a confidence bound exceeds the truth in more than 5 % by three standard errors.
+runs. ``soundness_page`` turns docs/data/soundness.csv into the page and its picture; --as-is does only this.
+Exits with 1 if a confidence bound exceeds the truth in more than 5 % by three standard errors.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ import ast
 import hashlib
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
-from _shared import ROOT
+import power
+from _shared import ROOT, read_csv, write, write_csv
 from rich.progress import Progress
 from scipy import special
 from simulated_coverage import Coverage, coverage, ideal_observations, tally
+from soundness_page import DATA, DEFAULTS, DEFAULTS_HEAD, HEAD, POWER, POWER_HEAD, documents
 from soundness_runs import power_trials
 from soundness_sections import sections
-from soundness_steps import Trial
+from soundness_steps import Section, Trial
 
 import dpaudit
 
@@ -53,6 +55,22 @@ class Cell:
     @property
     def key(self) -> str:
         return repr(self)
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        size = f"{self.size:,}" if isinstance(self.size, int) else " x ".join(map(str, self.size))
+        method = f"{self.inference!r} + {self.rule!r}"
+        return (method, size) if isinstance(self.family, dpaudit.Gaussian) else (repr(self.family), method)
+
+    @property
+    def column(self) -> str:
+        return f"{'mu' if isinstance(self.family, dpaudit.Gaussian) else 'parameter'} = {self.truth:g}"
+
+    @property
+    def is_covered(self) -> bool:
+        return not isinstance(self.inference, dpaudit.Posterior) and not isinstance(
+            self.rule, dpaudit.SameData
+        )
 
     def run(self) -> Coverage:
         seed = int(hashlib.sha256(self.key.encode()).hexdigest()[:8], 16)
@@ -154,10 +172,19 @@ class RunCell:
     repetitions: int
     num_canaries: int = 1000
     num_guesses: int = 200
+    is_covered: ClassVar[bool] = True
 
     @property
     def key(self) -> str:
         return repr(self)
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        return ("one_run_bound" if self.generic else "one_run_fdp_bound", repr(self.family))
+
+    @property
+    def column(self) -> str:
+        return f"{'epsilon' if isinstance(self.family, dpaudit.PureDP) else 'mu'} = {self.truth:g}"
 
     def run(self) -> Coverage:
         return tally(self.once, self.truth, self.repetitions, seed=int(self.truth * 100))
@@ -183,45 +210,51 @@ def one_run(repetitions: int) -> Iterator[RunCell]:
         yield RunCell(family, generic=False, truth=mu, repetitions=few)
 
 
-def sound_cells(repetitions: int) -> list[AnyCell]:
-    """Return all cells with a confidence bound."""
-    trials = [one for section in sections(repetitions) for one in section.trials]
-    return [
-        *(one for one in trials if one.is_covered),
-        *one_run(repetitions),
-        *grid(SOUND, repetitions),
-        *other_families(repetitions),
-        *stepped(repetitions),
-        *optimal(repetitions),
-    ]
-
-
 AnyCell = Cell | RunCell | Trial
 
 
-def cells(repetitions: int) -> list[AnyCell]:
-    """Return all cells."""
-    trials = [one for section in sections(repetitions) for one in section.trials]
-    others = [one for one in trials if not one.is_covered]
-    weaker = grid(PRACTICE, max(repetitions // 4, 1))
-    return [*sound_cells(repetitions), *others, *power_trials(repetitions), *weaker]
+def tables(repetitions: int) -> list[Section]:
+    """Return all tables, given the repetitions of the fastest cells."""
+    return [
+        Section(
+            title="Confidence methods, Gaussian family",
+            head=("method", "scores per side"),
+            trials=tuple(grid(SOUND, repetitions)),
+        ),
+        Section(
+            title="The paper's practice",
+            head=("method", "scores per side"),
+            trials=tuple(grid(PRACTICE, max(repetitions // 4, 1))),
+        ),
+        Section(
+            title="Many canaries per step",
+            head=("method", "steps x canaries per side"),
+            trials=tuple(stepped(repetitions)),
+        ),
+        Section(
+            title="The paper's threshold for (eps, delta)-DP",
+            head=("method", "scores per side"),
+            trials=tuple(optimal(repetitions)),
+        ),
+        Section(
+            title="Other families",
+            head=("family", "method"),
+            trials=tuple(other_families(repetitions)),
+        ),
+        Section(
+            title="One run",
+            head=("bound", "mechanism"),
+            trials=tuple(one_run(repetitions)),
+        ),
+        *sections(repetitions),
+    ]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The mean epsilon of the two candidates for the default on unnormalized scores."""
-
-    family: dpaudit.TradeOff
-    mu: float
-    size: int
-    held_out: float
-    bands: float
-
-
-def choose(task: tuple[dpaudit.TradeOff, float, int]) -> Choice:
+def choose(task: tuple[dpaudit.TradeOff, float, int]) -> list[str]:
+    """Return the mean epsilon of the two candidates for the default on unnormalized scores."""
     family, mu, size = task
     fraction = 0.1 if isinstance(family, dpaudit.Gaussian) else 0.2
-    found: dict[str, list[float]] = {"held_out": [], "bands": []}
+    epsilons: dict[str, list[float]] = {"held_out": [], "bands": []}
     for seed in range(60):
         rng = np.random.default_rng(seed)
         observations = ideal_observations(dpaudit.Gaussian(), mu, size, size, rng)
@@ -232,11 +265,11 @@ def choose(task: tuple[dpaudit.TradeOff, float, int]) -> Choice:
             bound = dpaudit.lower_bound(
                 observations, delta=1e-5, tradeoff=family, inference=inference, threshold=rule
             )
-            found[name].append(bound.epsilon)
-    return Choice(family, mu, size, float(np.mean(found["held_out"])), float(np.mean(found["bands"])))
+            epsilons[name].append(bound.epsilon)
+    return [repr(family), str(size), f"{mu:g}", *(f"{np.mean(values):.2f}" for values in epsilons.values())]
 
 
-def choices() -> list[Choice]:
+def choices() -> list[list[str]]:
     tasks = [
         (family, mu, size)
         for family in (dpaudit.Gaussian(), dpaudit.ApproximateDP())
@@ -277,51 +310,65 @@ def simulate(cells: list[AnyCell]) -> dict[str, Coverage]:
     return {cell.key: Coverage(**known[cell.key]) for cell in cells}
 
 
-def write(path: Path, text: str) -> None:
-    """Write the file atomically."""
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    part.replace(path)
-
-
-def replace_sections(path: Path, titles: str, repetitions: int) -> int:
-    """Simulate the sections on steps, runs and power with these titles, and replace them on the page."""
-    from soundness_page import chapters  # noqa: PLC0415  # it imports this script
-
-    chosen: list[Cell | Trial] = [
-        one for part in sections(repetitions) if titles in part.title for one in part.trials
-    ]
-    chosen += power_trials(repetitions) if titles in "Power" else []
-    found = simulate(chosen)
-    text = path.read_text()
-    for title, section in chapters(titles, found, repetitions).items():
-        before, _, rest = text.partition(f"\n## {title}\n")
-        after = rest[rest.index("\n## ") :] if "\n## " in rest else ""
-        # a new section comes before those on power and defaults
-        text = before + section + after if rest else text.replace("\n## Power\n", f"{section}\n## Power\n")
-    count = len(sound_cells(repetitions))
-    write(path, re.sub(r"\*\*\d+ cells", f"**{count} cells", text))
-    return int(any(one.is_covered and not found[one.key].is_sound(0.95) for one in chosen))
+def data_rows(table: Section, coverages: dict[str, Coverage]) -> Iterator[list[str]]:
+    """Yield the rows of a table in the data."""
+    for cell in table.trials:
+        coverage = coverages[cell.key]
+        shares = (f"{100 * share:.1f}" for share in (coverage.exceeded, coverage.standard_error))
+        yield [
+            table.title,
+            "; ".join(f"{name}: {value}" for name, value in zip(table.head, cell.row, strict=True)).replace(
+                "`", ""
+            ),
+            cell.column,
+            str(cell.repetitions),
+            *shares,
+            f"{coverage.mean_ratio:.3f}" if table.has_ratio else "",
+            "yes" if cell.is_covered else "no",
+        ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=1000)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "soundness.md")
-    parser.add_argument("--section", help="simulate and replace only sections whose title contains this")
+    parser.add_argument("--section", default="", help="simulate only tables whose title contains this")
+    parser.add_argument("--as-is", action="store_true", help="write the page and its picture from the data")
     arguments = parser.parse_args()
-    if arguments.section:
-        return replace_sections(arguments.output, arguments.section, arguments.repetitions)
-    sound = sound_cells(arguments.repetitions)
-    found = simulate(cells(arguments.repetitions))
+    wrong = 0 if arguments.as_is else simulate_tables(arguments.section, arguments.repetitions)
+    for path, text in documents().items():
+        write(path, text)
+    return int(wrong > 0)
 
-    from soundness_page import page  # noqa: PLC0415  # it imports this script
 
-    write(arguments.output, page(found, choices(), arguments.repetitions))
-    wrong = [cell.key for cell in sound if not found[cell.key].is_sound(0.95)]
-    print(f"{len(sound)} cells of confidence methods, {len(wrong)} exceed 5 % by three standard errors")
+def simulate_tables(title: str, repetitions: int) -> int:
+    """Write the data of the tables whose titles contain this; return how many bounds exceed 5 %."""
+    chosen = [table for table in tables(repetitions) if title in table.title]
+    trials = power_trials(repetitions) if title in "Power" else []
+    coverages = simulate([*(cell for table in chosen for cell in table.trials), *trials])
+    others = [row for row in read_csv(DATA) if row[0] not in {table.title for table in chosen}]
+    write_csv(DATA, HEAD, [*others, *(row for table in chosen for row in data_rows(table, coverages))])
+    if trials:
+        designs = {design.name: design for design in power.all_designs()}
+        write_csv(
+            POWER,
+            POWER_HEAD,
+            [
+                power.row(
+                    designs[one.row[0]],
+                    one.repetitions,
+                    coverages[one.key].mean_ratio,
+                    coverages[one.key].exceeded,
+                )
+                for one in trials
+            ],
+        )
+    if not title:
+        write_csv(DEFAULTS, DEFAULTS_HEAD, choices())
+    covered = [cell for table in chosen for cell in table.trials if cell.is_covered]
+    wrong = [cell.key for cell in covered if not coverages[cell.key].is_sound(0.95)]
+    print(f"{len(covered)} cells of confidence methods, {len(wrong)} exceed 5 % by three standard errors")
     print("\n".join(wrong))
-    return 1 if wrong else 0
+    return len(wrong)
 
 
 if __name__ == "__main__":

@@ -264,7 +264,6 @@ def _looks(repetitions: int) -> Section:
     ]
     return Section(
         title="Live bounds, early stopping and repeated audits",
-        text="A run of correct Gaussian noise with 64 canaries per step (one score per side for pairs).",
         head=("looks",),
         trials=tuple(cells),
     )
@@ -273,10 +272,6 @@ def _looks(repetitions: int) -> Section:
 def _repeated_counts(repetitions: int) -> Section:
     return Section(
         title="What is not covered: repeated audits of one-dimensional scores",
-        text=(
-            "Counts are valid for a number of observations that was fixed before seeing the data, and"
-            " bounds list this assumption. Audits after every 50 of 1,000 scores per side, largest bound:"
-        ),
         head=("looks",),
         trials=tuple(
             trial(
@@ -296,10 +291,6 @@ def _repeated_counts(repetitions: int) -> Section:
 def _audited_twice(repetitions: int) -> Section:
     return Section(
         title="Tests of several audits",
-        text=(
-            "Correct noise, recorded with its tests: how often the claim is refuted by an audit after half"
-            " of 60 planned steps, or by one at the end, by the bound or by a test. 32 canaries per step."
-        ),
         head=("audits",),
         trials=tuple(
             trial(audited_twice, ("after 30 and after 60 steps",), mu, repetitions, steps=60, canaries=32)
@@ -312,10 +303,6 @@ def _audited_twice(repetitions: int) -> Section:
 def _p_values(repetitions: int) -> Section:
     return Section(
         title="P-values",
-        text=(
-            "How often the p-value of a correct mechanism is at most 5 %, in audits at other confidence"
-            " levels, for which bets are tuned."
-        ),
         head=("scores", "confidence of the audit"),
         trials=tuple(
             trial(
@@ -342,10 +329,6 @@ def _whole_runs(repetitions: int, fewer: int) -> Section:
     settings = ((1.0, 0.1, 50), (2.0, 0.04, 100))  # mu, sample rate, steps
     return Section(
         title="Whole runs with sampled entries",
-        text=(
-            "Canaries are entries that Poisson sampling draws; each has one score, its log-likelihood"
-            " ratio over the run. 500 canaries, bounds of `WholeRun`."
-        ),
         head=("bound", "sample rate", "steps"),
         trials=tuple(
             trial(
@@ -367,7 +350,6 @@ def _whole_runs(repetitions: int, fewer: int) -> Section:
 def _dependent_guesses(repetitions: int) -> Section:
     return Section(
         title="One run with dependent canaries",
-        text="`one_run_fdp_bound`, 1,000 canaries that share their distance from the threshold, 200 guesses.",
         head=("canaries",),
         trials=tuple(
             trial(dependent_guesses, ("shared distance",), mu, repetitions, canaries=1000, num_guesses=200)
@@ -387,11 +369,6 @@ _METHODS = {
 def _flagship(repetitions: int) -> Iterator[Section]:
     yield Section(
         title="One run at the paper's main setting",
-        text=(
-            "Bound / claimed epsilon of one training run with sample rate 4096/50000, 2,500 steps and"
-            " delta = 1e-5, from simulated guesses of independent canaries. The difference of the first"
-            " two rows is the price of the tails, that to the third the gain of the stop-loss."
-        ),
         head=("inference", "canaries per side"),
         trials=tuple(
             Trial(
@@ -409,7 +386,6 @@ def _flagship(repetitions: int) -> Iterator[Section]:
     )
     yield Section(
         title="One short run",
-        text="Bound / mu of 50 steps with 64 canaries per side.",
         head=("inference",),
         trials=tuple(
             trial(guessed, (label,), mu, repetitions, side=64, steps=50, method=method)
@@ -434,11 +410,6 @@ def _estimates(repetitions: int) -> Section:
     )
     return Section(
         title="Intervals of estimates",
-        text=(
-            "How often the two-sided 95 % interval of the effective noise does not contain the noise, and"
-            " how often that of the attack's true positive rate at a false positive rate of 10 % does not"
-            " contain this rate; normal scores."
-        ),
         head=("estimate", "scores"),
         trials=tuple(
             trial(

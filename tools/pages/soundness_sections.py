@@ -29,16 +29,6 @@ def sections(repetitions: int) -> list[Section]:
 def _bets(repetitions: int) -> Section:
     return Section(
         title="Bets on steps that canaries share",
-        text=(
-            "One run of 100 planned steps; each canary is present by a fair coin. The main bet of"
-            " `Betting` has all of the error probability here, and depends on the numbers of right guesses"
-            " only. *Total reveal*: with the probability of the total variation, a step reveals all coins,"
-            " and otherwise nothing; one draw of noise for all canaries of a step has the same numbers of"
-            " right guesses. *Shared distance*: scores are Gaussian, but equally far from the threshold"
-            " within a step, so that a step is near-certain for all canaries or for none. Noise that"
-            " canaries share leaks more than a single score, with which bounds are compared here, to"
-            " anyone who knows the other coins."
-        ),
         head=("canaries in a step", "coins"),
         trials=tuple(
             trial(
@@ -62,7 +52,6 @@ def _lengths(repetitions: int) -> Section:
     lengths = ((20, True), (20, False), (100, False), (500, True), (500, False))
     return Section(
         title="Short and long runs, planned or not",
-        text="As above, for other numbers of steps and for runs without a planned number.",
         head=("canaries in a step", "coins", "steps"),
         trials=tuple(
             trial(
@@ -86,11 +75,6 @@ def _lengths(repetitions: int) -> Section:
 def _adaptive_bets(repetitions: int) -> Section:
     return Section(
         title="Mechanisms that adapt: numbers of right guesses",
-        text=(
-            "100 unplanned steps of 64 coins. Before each step, the mechanism chooses how the canaries"
-            " depend on each other, by the luck of the attack so far, by the wealth of the bettor or by"
-            " the last step, and keeps the total variation of each canary."
-        ),
         head=("chooses",),
         trials=tuple(
             trial(steps.adaptive_bets, (policy,), mu, repetitions, policy=policy, coins=64, steps=100)
@@ -104,12 +88,6 @@ def _adaptive(repetitions: int) -> Section:
     policies = ("by luck", "by the live bound", "operating point by luck")
     return Section(
         title="Mechanisms that adapt: the default audit of a recorder",
-        text=(
-            "100 steps of 64 canaries, recorded one by one and audited by default, tails included. Given"
-            " the past, every step has the Gaussian curve. Behind its mean, the mechanism switches from"
-            " independent scores to a shared distance, or to an operating point on the curve with few"
-            " false positives."
-        ),
         head=("chooses", "steps"),
         trials=tuple(
             trial(
@@ -132,12 +110,6 @@ def _adaptive(repetitions: int) -> Section:
 def _against_counts(repetitions: int) -> Section:
     return Section(
         title="A mechanism made to mislead counts",
-        text=(
-            "40 steps with one score without and one with the canary. By backward induction over the"
-            " counts of `JointExact`, the mechanism chooses its operating point on the curve before each"
-            " step. Pooled counts, which assume that it does not (bounds list this assumption), exceed"
-            " their error rate; the default audit of a recorder bets, and does not."
-        ),
         head=("audited by",),
         trials=tuple(
             trial(
@@ -166,11 +138,6 @@ def _tails(repetitions: int) -> Section:
     )
     return Section(
         title="Tails",
-        text=(
-            "The default audit of correct noise, in which a tenth of the error probability is bet on"
-            " scores far from the threshold; raw scores are not normalized, and far is what earlier steps"
-            " show. 100 steps of 64 canaries."
-        ),
         head=("canaries in a step", "inference"),
         trials=tuple(
             trial(
@@ -195,12 +162,6 @@ def _truncated(repetitions: int) -> Section:
     kinds = ("cut off at 2 sd", "cut off at 3 sd", "unclipped in 1 of 50 steps", "one shared draw")
     return Section(
         title="What tails detect",
-        text=(
-            "The share of audits that find a violation, by default and without the bets on tails, in 300"
-            " steps of 64 canaries. Noise that is cut off has the claimed variance and no tails; the last"
-            " row adds the same noise to all canaries of a step, so that anyone who knows all but one coin"
-            " sees the last."
-        ),
         head=("noise", "inference"),
         trials=tuple(
             trial(
@@ -256,11 +217,6 @@ def _overlap(repetitions: int) -> Section:
     ]
     return Section(
         title="Input canaries that overlap",
-        text=(
-            "The gradients of canaries are not orthogonal, and other present canaries are subtracted"
-            " before a canary is scored: scores share noise and depend on other coins, and bets have no"
-            " stop-loss. 100 steps. The last two rows are the worst dependence within a step."
-        ),
         head=("canaries",),
         trials=tuple(cells),
     )
@@ -269,12 +225,6 @@ def _overlap(repetitions: int) -> Section:
 def _halves(repetitions: int) -> Section:
     return Section(
         title="Exactly half of the canaries present",
-        text=(
-            "No leak at all, but canaries with different means; presence was not decided by fair coins."
-            " Audits that refuse such observations count as correct. 100 steps of 16 canaries. Opposite"
-            " pairs, of which each step draws other ones, reveal an exchange; before they were refused, all"
-            " of these bounds exceeded the truth."
-        ),
         head=("presence",),
         trials=tuple(
             trial(
@@ -312,11 +262,6 @@ def _adaptive_training(repetitions: int) -> Section:
     ]
     return Section(
         title="Tests of noise in adaptive training",
-        text=(
-            "Correct linear regressions whose gradients depend on earlier noise, with 300 steps at noise"
-            " multiplier 1; the noise is as claimed, or falls to the claimed level. The share with any"
-            " finding of [tests](diagnostics.md#error-rate), at 95 % joint confidence."
-        ),
         head=("update, learning rate x curvature", "clipped"),
         trials=tuple(
             Trial(

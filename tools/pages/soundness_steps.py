@@ -52,10 +52,9 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One table of the page."""
+    """One table of the data."""
 
     title: str
-    text: str
     head: tuple[str, ...]  # what the entries of ``row`` are
     trials: tuple[Trial, ...]
     has_ratio: bool = True  # whether the mean of bound / truth is shown

@@ -17,7 +17,7 @@ from dpaudit.errors import InputError
 class HeldOutData(HeldOutExamples[Tensor]):
     """Preprocessed inputs and their classes; created only by splitting a data set."""
 
-    _expected: ClassVar[str] = "hold_out(data, ...), got tensors"
+    _expected: ClassVar[str] = "hold_out(data, ...)"
 
     def to(self, device: torch.device | str) -> HeldOutData:
         """Return a copy on another device."""
@@ -34,8 +34,8 @@ class HeldOutData(HeldOutExamples[Tensor]):
         count = sum(fingerprint in seen for fingerprint in tensor_fingerprints(self.inputs))
         if count:
             raise InputError(
-                f"Expected held_out to be disjoint from {data}, but {count} of its {len(self)} examples are "
-                f"in both; train on the first part that hold_out() returns{advice}."
+                f"held_out and {data} must be disjoint, but {count} of {len(self)} held-out examples are in "
+                f"both; train on the first part that hold_out() returns{advice}."
             )
 
 
@@ -56,8 +56,8 @@ def require_fitting(model: nn.Module, loss: Callable[..., Any], data: HeldOutDat
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         shape, reason = tuple(data.inputs.shape[1:]), str(error).strip().partition("\n")[0]
         raise InputError(
-            f"Expected held-out examples that the model and its loss accept, but inputs of shape {shape} "
-            f"with {data.num_classes} classes raise {type(error).__name__}: {reason}"
+            f"The model and its loss do not accept the held-out examples: inputs of shape {shape} with "
+            f"{data.num_classes} classes raise {type(error).__name__}: {reason}"
         ) from error
     finally:
         model.train(was_training)

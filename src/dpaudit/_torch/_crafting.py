@@ -81,8 +81,8 @@ class Crafting:
     def __post_init__(self) -> None:
         if not isinstance(self.data, HeldOutData):
             raise InputError(
-                f"Expected data that hold_out() split off, got a {type(self.data).__name__}: canaries must "
-                "not be made from training examples."
+                f"data must be split off by hold_out(), got a {type(self.data).__name__}: canaries must not "
+                "be made from training examples."
             )
 
     def __call__(self, canary: InputCanary, num_canaries: int, rng: np.random.Generator) -> Examples:
@@ -109,7 +109,7 @@ class Crafting:
                 reference = mean_gradient(self.model, self.loss, self.data)
                 objective = cosine_objective(self.model, self.loss, reference, canary, self.max_grad_norm)
                 return self._search(objective, canary, start)
-        raise InputError(f"Expected canary to be an input canary such as Crafted(), got {canary!r}.")
+        raise InputError(f"canary must be an input canary such as Crafted(), got {canary!r}.")
 
     def _random_classes(self, low: int, like: Examples, rng: np.random.Generator) -> Tensor:
         """Draw a number in [low, num_classes) for each example."""

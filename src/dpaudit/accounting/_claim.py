@@ -200,7 +200,9 @@ class AnyMechanism(Mechanism):
 
     def __post_init__(self) -> None:
         if not isinstance(self.tradeoff, TradeOff):
-            raise InputError(f"Expected a trade-off curve such as Gaussian(), got {quoted(self.tradeoff)}.")
+            raise InputError(
+                f"The trade-off must be a curve such as Gaussian(), got {quoted(self.tradeoff)}."
+            )
         _validate.at_least("parameter", self.parameter, 0)
 
     @property
@@ -219,7 +221,7 @@ class AnyMechanism(Mechanism):
 
 def _gaussian_curve(noise: NoiseModel, delta: float) -> tuple[TradeOff, float]:
     if delta == 0:
-        raise InputError("Expected delta > 0, got delta=0: Gaussian noise has no finite epsilon at delta=0.")
+        raise InputError("delta must be positive, got 0: Gaussian noise has no finite epsilon at delta 0.")
     return Gaussian(), 1 / noise.std
 
 
@@ -339,17 +341,17 @@ class Claim(Claimed):
             return tradeoff
         if scores_of is None:
             raise InputError(
-                "Expected what each score is of with a claim about DP-SGD: pass "
-                'Observations(..., scores_of="step") if each is of one step, "run" if each is of a whole '
-                'training run, or "one-run" if all are of one trained model, with one score per canary.'
+                "A claim about DP-SGD needs to know what each score is of: pass Observations(..., "
+                "scores_of='step') if each is of one step, 'run' if each is of a whole training run, or "
+                "'one-run' if all are of one trained model, with one score per canary."
             )
         if tradeoff is None:
             return None if scores_of == STEP else training
         num_steps = tradeoff.num_steps if isinstance(tradeoff, SubsampledGaussian) else 1
         if num_steps != (1 if scores_of == STEP else training.num_steps):
             raise InputError(
-                f"Expected no tradeoff, or one that fits scores_of={scores_of!r}, got {tradeoff!r}, the "
-                f"curve of {num_steps} of {training.num_steps} steps."
+                f"tradeoff must fit scores_of={scores_of!r}, got {tradeoff!r}, the curve of {num_steps} of "
+                f"{training.num_steps} steps; leave it out."
             )
         return tradeoff
 
@@ -372,8 +374,8 @@ class Claim(Claimed):
         if family.num_steps == 1:  # a step that samples the canary at its own rate
             return Hypothesis(family, self._parameter, partial(training.epsilon, delta=self._delta), assumed)
         raise InputError(
-            f"Expected a trade-off with the claimed sample_rate={claimed[0]:g} and "
-            f"num_steps={claimed[1]}, got sample_rate={tested[0]:g} and num_steps={tested[1]}."
+            f"tradeoff must have the claimed sample_rate={claimed[0]:g} and num_steps={claimed[1]}, got "
+            f"sample_rate={tested[0]:g} and num_steps={tested[1]}."
         )
 
     def _parameter_in(self, family: TradeOff) -> float:

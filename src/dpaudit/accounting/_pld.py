@@ -294,7 +294,7 @@ def epsilon_above(noise: float, sample_rate: float, num_steps: int, delta: float
         epsilon = _epsilon(noise, sample_rate, num_steps, delta - rounding, 2)
     if math.isinf(epsilon):
         raise InputError(
-            f"Expected a claim whose epsilon can be computed: none was found at delta={delta:g} for "
+            f"The claim has no epsilon that can be computed at delta={delta:g} for "
             f"noise_multiplier={noise:g}, sample_rate={sample_rate:g} and num_steps={num_steps}."
         )
     return epsilon
@@ -341,16 +341,16 @@ def event_curve(event: Any, delta: float) -> PiecewiseLinear:
     from dp_accounting.pld import PLDAccountant  # noqa: PLC0415
 
     if not isinstance(event, dp_accounting.DpEvent):
-        raise InputError(f"Expected event to be a dp_accounting.DpEvent, got {event!r}.")
+        raise InputError(f"event must be a dp_accounting.DpEvent, got {event!r}.")
     accountant = PLDAccountant()
     if not accountant.supports(event):
-        raise InputError(f"Expected an event that dp-accounting's PLD accountant supports, got {event!r}.")
+        raise InputError(f"event must be supported by dp-accounting's PLD accountant, got {event!r}.")
     accountant.compose(event)
     # each line costs a pass over the privacy loss distribution
     points = np.linspace(0.0, _largest_epsilon(accountant), 200)
     at_delta = _finite([accountant.get_epsilon(delta)])
     if not at_delta:
-        raise InputError(f"Expected an event with a finite epsilon at delta={delta:g}, got {event!r}.")
+        raise InputError(f"event must have a finite epsilon at delta={delta:g}, got {event!r}.")
     epsilons = np.unique(np.append(points, at_delta))
     deltas = [accountant.get_delta(float(epsilon)) for epsilon in epsilons]
     return PiecewiseLinear(tuple(epsilons), tuple(np.clip(deltas, 0.0, 1.0)))
@@ -361,7 +361,7 @@ def _largest_epsilon(accountant: Any) -> float:
     deltas = [0.0, *(10.0**-exponent for exponent in range(12, 0, -1))]
     epsilons = _finite(accountant.get_epsilon(delta) for delta in deltas)
     if not epsilons:
-        raise InputError("Expected an event with a finite epsilon at some delta up to 0.1, got none.")
+        raise InputError("event must have a finite epsilon at some delta up to 0.1.")
     return min(epsilons[0], 700.0)
 
 

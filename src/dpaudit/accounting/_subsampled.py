@@ -234,7 +234,7 @@ def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float
     Where epsilon has a kink, the accountant is called every time.
     """
     if not mu >= 0:
-        raise InputError(f"Expected mu={mu:g} in [0, inf].")
+        raise InputError(f"mu must be at least 0, got {mu:g}.")
     rate, steps = _validate.sample_rate(sample_rate), _validate.num_steps(num_steps)
     if mu == 0:
         return 0.0
@@ -244,8 +244,8 @@ def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float
     epsilon = _table(rate, steps, delta).epsilon(min(mu, 100.0))
     if math.isnan(epsilon):
         raise InputError(
-            f"Expected a delta at which the epsilon of a bound can be computed, got delta={delta:g} for "
-            f"sample_rate={rate:g} and num_steps={steps}: choose a larger delta."
+            f"delta={delta:g} is too small to compute the epsilon of a bound for sample_rate={rate:g} and "
+            f"num_steps={steps}; choose a larger delta."
         )
     return epsilon
 
@@ -260,7 +260,7 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
     _validate.positive("epsilon", epsilon)
     rate, steps = _validate.sample_rate(sample_rate), _validate.num_steps(num_steps)
     if _validate.delta(delta) == 0:
-        raise InputError("Expected delta > 0, got delta=0: Gaussian noise has no finite epsilon at delta=0.")
+        raise InputError("delta must be positive, got 0: Gaussian noise has no finite epsilon at delta 0.")
     is_private = MonotonePredicate(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon)
     # a fast accountant locates the region in which the exact one decides
     near = last_positive(
@@ -269,7 +269,7 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
         _NEAR,
     )
     if near == 0:
-        raise InputError(f"Expected an epsilon that training with noise can have, got epsilon={epsilon:g}.")
+        raise InputError(f"No noise multiplier has epsilon={epsilon:g}.")
     for mu in (near * (1 - _NEAR), near * (1 + _NEAR)):
         is_private(mu)
     return 1 / last_true(is_private, 0.5, tolerance=1e-4)

@@ -40,7 +40,7 @@ class ParameterLayout:
         try:
             named = sizes if isinstance(sizes, Mapping) else {str(i): size for i, size in enumerate(sizes)}
         except TypeError as error:
-            raise InputError(f"Expected the sizes of parameters, got {quoted(sizes)}.") from error
+            raise InputError(f"The layout must be the sizes of parameters, got {quoted(sizes)}.") from error
         whole = (_validate.integer(f"the size of parameter {quoted(n)}", s, low=0) for n, s in named.items())
         return cls(tuple(named), tuple((size,) for size in whole))
 
@@ -193,8 +193,8 @@ class GradientCanary(ABC):
         num_parameters = named.num_parameters
         if _validate.integer("num_canaries", num_canaries) > num_parameters:
             raise InputError(
-                f"Expected num_canaries={num_canaries} to be at most {num_parameters}, the number of model "
-                "parameters: canaries of one step do not share any. Pass a smaller num_canaries."
+                f"num_canaries must be at most {num_parameters}, the number of model parameters, got "
+                f"{num_canaries}: canaries of one step do not share any."
             )
         return self._placed(num_canaries, named, rng, variant)
 
@@ -372,8 +372,9 @@ class _StepRandomness:
         """Return whether each canary is an entry of the data set in all steps: one fair coin per canary."""
         if self.num_canaries < _FEWEST:
             raise InputError(
-                f"Expected num_canaries={self.num_canaries} to be at least {_FEWEST} in an audit of "
-                "the whole run: each canary is one observation, and some must be present and some absent."
+                f"num_canaries must be at least {_FEWEST} in an audit of the whole run, got "
+                f"{self.num_canaries}: each canary is one observation, and some must be present and some "
+                "absent."
             )
         # larger than any step number
         return _StepRandomness.coins(self, 2**32 - 1)
@@ -402,7 +403,7 @@ class CanaryPlan(_StepRandomness):
 
     def __post_init__(self) -> None:
         if not isinstance(self.canary, GradientCanary):
-            raise InputError(f"Expected canary to be a gradient canary such as Dirac(), got {self.canary!r}.")
+            raise InputError(f"canary must be a gradient canary such as Dirac(), got {self.canary!r}.")
         _validate.integer("num_canaries", self.num_canaries)
 
     def coins(self, index: int) -> BoolArray:

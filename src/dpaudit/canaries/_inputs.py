@@ -93,8 +93,7 @@ class Crafted(InputCanary):
         _validate.positive("step_size", self.step_size)
         if self.every is not None:
             _validate.integer("every", self.every)
-        if not isinstance(self.long, bool):
-            raise InputError(f"Expected long={self.long!r} to be True or False.")
+        _validate.flag("long", self.long)
 
     def is_due(self, index: int, made_at: int | None) -> bool:
         again = self.every is not None and index % self.every == 0 and index != made_at
@@ -140,8 +139,8 @@ class HeldOutExamples(Generic[Array]):
     def __post_init__(self) -> None:
         if self._mark is not _SPLIT:
             raise InputError(
-                f"Expected held-out examples to be split off by {self._expected}: canaries must not be made "
-                "from training examples."
+                f"Held-out examples must be split off by {self._expected}: canaries must not be made from "
+                "training examples."
             )
 
     @classmethod
@@ -163,7 +162,7 @@ def split_indices(num_examples: int, num_held_out: int, seed: int) -> tuple[IntA
     (array([0, 1, 3]), array([2, 4]))
     """
     if not 0 < _validate.integer("num_held_out", num_held_out) < num_examples:
-        raise InputError(f"Expected num_held_out={num_held_out} in [1, {num_examples - 1}].")
+        raise InputError(f"num_held_out must be between 1 and {num_examples - 1}, got {num_held_out}.")
     order = np.random.default_rng(_validate.integer("seed", seed, low=0)).permutation(num_examples)
     return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])
 
@@ -181,7 +180,7 @@ def unseen_indices(held_out: Iterable[int], seen: set[int]) -> IntArray:
     is_new = np.array([digest not in seen for digest in held_out])
     if not is_new.any():
         raise InputError(
-            f"Expected held-out examples that are not used for training, but all {is_new.size} are."
+            f"held_out must not be used for training, but all of its {is_new.size} examples are."
         )
     return np.flatnonzero(is_new)
 
@@ -190,8 +189,8 @@ def require_held_out(canary: object, held_out: object, kind: type[HeldOut]) -> H
     """Return the held-out examples; raise if they are not of this ``kind``, which input canaries need."""
     if not isinstance(held_out, kind):
         raise InputError(
-            f"Expected held_out=..., the examples that hold_out() splits off, from which {canary!r} is made, "
-            f"got {held_out if held_out is None else type(held_out).__name__}."
+            f"{canary!r} needs held_out=..., the examples that hold_out() splits off, got "
+            f"{held_out if held_out is None else type(held_out).__name__}."
         )
     return held_out
 
@@ -199,7 +198,7 @@ def require_held_out(canary: object, held_out: object, kind: type[HeldOut]) -> H
 def refuse_held_out(canary: object, held_out: object) -> None:
     """Raise if held-out examples are passed with a gradient canary."""
     if held_out is not None:
-        raise InputError(f"Expected no held_out with {canary!r}, which is not made from examples.")
+        raise InputError(f"{canary!r} is not made from examples; leave out held_out.")
 
 
 Objective: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]

@@ -11,7 +11,7 @@ import typer
 from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
-from dpaudit.cli._check_command import check
+from dpaudit.cli._check_command import check, explain
 from dpaudit.cli._console import DecidingCommand, SentenceErrorGroup, dpaudit_command, print_json
 from dpaudit.cli._demo_command import demo
 from dpaudit.cli._options import Json
@@ -37,7 +37,7 @@ _Shell = Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fis
 
 
 def completion(*, shell: _Shell, as_json: Json = False) -> None:
-    """Print a shell completion script for commands and options.
+    """Print a shell completion script.
 
     For bash, add this line to ~/.bashrc: source <(dpaudit completion bash)
     """
@@ -57,9 +57,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Audit": (run, scores, check),
-    "Plan and compare": (plan, zoo, reproduce),
-    "Other commands": (report, verify, demo, completion),
+    "Audit": (run, scores, check, plan),
+    "Results": (explain, report, verify),
+    "Examples": (demo, zoo, reproduce),
+    "Shell": (completion,),
 }
 for group, commands in _GROUPS.items():
     for command in commands:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,18 +34,14 @@ from dpaudit.cli._exit_status import (
     flush,
 )
 from dpaudit.errors import IncompleteError, InputError
-from dpaudit.stats import Verdict
 
 if TYPE_CHECKING:  # need torch, which is imported when the command is called
     from dpaudit.experiments import Progress as TrainingProgress
     from dpaudit.experiments import Running
 
-EXIT_STATUS: Final = {
-    Verdict.NO_VIOLATION: 0,
-    Verdict.VIOLATION: VIOLATION,
-    Verdict.UNDERPOWERED: UNDERPOWERED,
-}
+EXIT_STATUS: Final = {"NO_VIOLATION": 0, "VIOLATION": VIOLATION, "UNDERPOWERED": UNDERPOWERED}
 _UsageError: Any = typer.BadParameter.__base__  # not exported by typer
+OUTPUT_PANEL: Final = "Output"
 _PAUSE = 10.0  # seconds between lines within a part of the work, without a terminal
 
 
@@ -63,14 +60,15 @@ def print_json(value: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
-def print_labelled(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None:
-    """Print labeled lines; long text is wrapped within its own column."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+def print_rows(console: Console, rows: Sequence[tuple[str, str]], *, indent: str = "  ") -> None:
+    """Print labeled lines, wrapped within their own column; a repeated label continues the row above."""
+    start = max([7, *(len(label) for label, _ in rows)]) + 2 + len(indent)
+    width, previous = min(console.width, 100) - start, None
     for label, text in rows:
-        grid.add_row(label, text)
-    console.print(grid)
+        for line in textwrap.wrap(text, max(width, 1), break_on_hyphens=False) or [""]:
+            name = "" if label == previous else label
+            console.print(Text.assemble((f"{indent}{name}".ljust(start), "dim"), line), soft_wrap=True)
+            previous = label
 
 
 def slim_table(*left: str) -> Table:
@@ -89,8 +87,9 @@ def print_table(console: Console, table: Table) -> None:
     names = [str(column.header) for column in table.columns]
     for name, *cells in zip(*(column.cells for column in table.columns), strict=True):
         console.print(str(name))
-        rows = [(f"  {label}", str(cell)) for label, cell in zip(names[1:], cells, strict=True) if cell]
-        print_labelled(console, rows)
+        print_rows(
+            console, [(label, str(cell)) for label, cell in zip(names[1:], cells, strict=True) if cell]
+        )
 
 
 def _least_width(table: Table) -> int:
@@ -271,8 +270,31 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+_TYPE_NAMES = {float: "NUMBER", int: "N", str: "NAME"}
+
+
+def _with_plain_types(params: list[Any], help_panel: str | None = None) -> list[Any]:
+    """Name what an option takes by a word: typer shows ``<bool>`` for flags, ``<list[Path]>`` for paths."""
+    for param in params:
+        is_option, shown = param.opts[0].startswith("-"), param.metavar
+        if shown is None:
+            shown = "" if param.is_flag else _TYPE_NAMES[param.type_descriptor.annotation]
+        word = shown if is_option else ""  # arguments have a column for their name
+        param.display_type_rich = lambda word=word, **_: word
+        param._get_number_range_help_str = str
+        if param.name == "help":
+            param.rich_help_panel, param.help = help_panel, "Show this help."
+    return params
+
+
 class DecidingCommand(TyperCommand):
     """A command that ends with ``ExitStatus``: an exit of typer comes from other code, as the audited one."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _with_plain_types(super().get_params(ctx), OUTPUT_PANEL)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -283,6 +305,9 @@ class DecidingCommand(TyperCommand):
 
 class SentenceErrorGroup(TyperGroup):
     """A group of commands that reports errors as sentences instead of tracebacks."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _with_plain_types(super().get_params(ctx))
 
     def main(self, args: Any = None, prog_name: str | None = None, *_: Any, **__: Any) -> Any:
         """Run a command without typer's own handling of errors, signals and exits."""
@@ -328,7 +353,10 @@ def dpaudit_command(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Test whether differentially private training delivers the privacy it claims."""
+    """Test whether differentially private training delivers the privacy it claims.
+
+    Start with: dpaudit demo
+    """
     if version:
         typer.echo(f"dpaudit {dpaudit.__version__}")
         raise typer.Exit

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -24,6 +25,7 @@ VIOLATION: Final = 1
 BAD_INPUT: Final = 2
 UNDERPOWERED: Final = 3
 INCOMPLETE: Final = 4
+_ARGUMENTS = {"--with": "with_canary", "--without": "without_canary"}  # options named unlike what they set
 _ALSO = "_dpaudit_values"  # attribute of an exception: finished results to print beside the error
 
 
@@ -97,7 +99,7 @@ def exit_status_of(error: BaseException, words: Sequence[str]) -> int:
     if number is not None:
         status, sentence = 128 + number, _interrupted(error, number)
     elif _is_bad_input(error):
-        status, sentence = BAD_INPUT, _described(error)
+        status, sentence = BAD_INPUT, _with_options(_described(error), words)
     else:
         status, path = INCOMPLETE, _write_traceback(error)
         sentence = _incomplete(error, path)
@@ -137,6 +139,14 @@ def _described(error: BaseException) -> str:
         return f"Cannot read or write {place}: {error.strerror or error}."
     lines = message_of(error).strip().splitlines()
     return f"dpaudit failed with {type(error).__name__}{f': {lines[0]}' if lines else ''}"
+
+
+def _with_options(sentence: str, words: Sequence[str]) -> str:
+    """Return a sentence about an argument that names the option of the command line which sets it."""
+    for option in (word.partition("=")[0] for word in words if word.startswith("--") and len(word) > 2):
+        name = _ARGUMENTS.get(option, option.removeprefix("--").replace("-", "_"))
+        sentence = re.sub(rf"^{re.escape(name)}(?=\W)", option, sentence)
+    return sentence
 
 
 def _reason(error: BaseException) -> str:

@@ -39,7 +39,7 @@ from dpaudit._types import BoolArray
 from dpaudit.errors import InputError, MissingExtraError
 from dpaudit.stats import chunks
 
-_EXPECTED = "a .npy, .npz, .csv or .parquet file"
+_FILE = "a .npy, .npz, .csv or .parquet file"
 _PRESENCE = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}
 _LONGEST_WORD = 60  # characters of a quoted value
 _MOST_NAMES = 10  # quoted in one message
@@ -93,16 +93,15 @@ class ScoreTable(ABC):
         """Return the position of the column with this name, of which there has to be exactly one."""
         if not self.names:
             raise InputError(
-                f"Expected a .csv, .parquet or .npz table, or --with and --without, got {self.path}."
+                f"{self.path} is one array, not a table; pass a .csv, .parquet or .npz table, or --with and "
+                "--without."
             )
         if (count := self.names.count(name)) > 1:
-            raise InputError(
-                f"Expected one column {name!r} in {self.path}, got {count}: rename or delete the others."
-            )
+            raise InputError(f"{self.path} has {count} columns {name!r}; rename or delete all but one.")
         if not count:
             is_bare = not any(self.names)
             got = f"{len(self.names)} columns without a header" if is_bare else listed(self.names)
-            raise InputError(f"Expected a column {name!r} in {self.path}, got {got}.")
+            raise InputError(f"{self.path} has no column {name!r} (found: {got}).")
         return self.names.index(name)
 
 
@@ -117,7 +116,7 @@ def opened(path: Path) -> Iterator[ScoreTable]:
     except (InputError, MissingExtraError):
         raise
     except FileNotFoundError as error:
-        raise InputError(f"Expected {_EXPECTED}, but {path} does not exist.") from error
+        raise InputError(f"{path} does not exist.") from error
     except OSError as error:
         raise_if_machine(error, f"Cannot read {path}")
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
@@ -126,24 +125,24 @@ def opened(path: Path) -> Iterator[ScoreTable]:
             raise
         if "object" in str(error).lower():
             raise InputError(
-                f"Expected numbers in {path}, got pickled Python objects, which are not read."
+                f"{path} contains pickled Python objects, which are not read; save numbers."
             ) from error
-        raise InputError(f"Expected {kind}, but {path} is truncated or damaged.") from error
+        raise InputError(f"{path} is not {kind}: it is truncated or damaged.") from error
 
 
 def _require_scores(path: Path, suffix: str, kind: str) -> None:
     """Raise unless there is a file that may hold scores; a pipe blocks until there is a writer."""
     path.stat()
     if path.is_dir():
-        raise InputError(f"Expected {_EXPECTED}, got the directory {path}.")
+        raise InputError(f"{path} is a directory; pass {_FILE}.")
     if not path.is_file():
-        raise InputError(f"Expected {_EXPECTED}, but {path} is not a regular file.")
+        raise InputError(f"{path} is not a regular file; pass {_FILE}.")
     if suffix not in _FORMATS:
-        raise InputError(f"Expected {_EXPECTED}, got {path}.")
+        raise InputError(f"{path} has an unknown format; pass {_FILE}.")
     magic = {".npy": _NPY, ".npz": b"PK", ".parquet": b"PAR1"}.get(suffix, b"")
     with open_file(path) as file:
         if file.read(len(magic)) != magic:
-            raise InputError(f"Expected {kind}, but {path} is not one, despite its name.")
+            raise InputError(f"{path} is not {kind}, despite its name.")
 
 
 class _SingleArray(ScoreTable):
@@ -177,13 +176,13 @@ class _Archive(ScoreTable):
             self._unpack(member.file_size)
             with temporary(self.path) as unpacked, archive.open(member) as packed:
                 if packed.read(len(_NPY)) != _NPY:
-                    raise InputError(f"Expected {name!r} in {self.path} to be an array, got something else.")
+                    raise InputError(f"{name!r} in {self.path} is not an array.")
                 unpacked.write(_NPY)
                 shutil.copyfileobj(packed, unpacked, 1 << 20)  # at most member.file_size bytes
                 unpacked.flush()
                 array = deleted_after_use(map_array(Path(unpacked.name)), unpacked.name)
         if array.dtype.itemsize == 0:
-            raise InputError(f"Expected {name!r} in {self.path} to be an array, got one of empty values.")
+            raise InputError(f"{name!r} in {self.path} is an array of empty values.")
         return array
 
 
@@ -195,7 +194,7 @@ class _Parquet(ScoreTable):
         try:
             from pyarrow import parquet  # noqa: PLC0415  # an extra
         except ImportError as error:
-            raise MissingExtraError("Reading .parquet files", "parquet") from error
+            raise MissingExtraError("Reading .parquet files", "pyarrow") from error
         with _arrow_errors():
             self.names = parquet.read_schema(path).names
 
@@ -213,9 +212,7 @@ class _Parquet(ScoreTable):
     def _numbers(self, index: int) -> Iterator[_Array]:
         for piece in self._pieces(index, words=[]):
             if piece.dtype.kind not in "iufb":
-                raise InputError(
-                    f"Expected numbers in {self.names[index]!r} of {self.path}, got other values."
-                )
+                raise InputError(f"Column {self.names[index]!r} of {self.path} must contain numbers.")
             yield piece
 
     def _pieces(self, index: int, words: list[str]) -> Iterator[_Array]:
@@ -234,9 +231,7 @@ class _Parquet(ScoreTable):
             self._unpack(int(file.metadata.num_rows) * _WIDEST_SCORE)
             for batch in file.iter_batches(_PARQUET_ROWS, columns=[name], use_threads=False):
                 if empty := batch.column(0).null_count:
-                    raise InputError(
-                        f"Expected a value in every row of {name!r} of {self.path}, got {empty} empty ones."
-                    )
+                    raise InputError(f"{empty} rows of column {name!r} of {self.path} have no value.")
                 yield batch.column(0).to_numpy(zero_copy_only=False)
 
 
@@ -258,7 +253,7 @@ class _Text(ScoreTable):
         super().__init__(path)
         rows = [cells for _, cells in islice(self._rows(), 2)]
         if not rows:
-            raise InputError(f"Expected at least one score in {path}, got an empty file.")
+            raise InputError(f"{path} is empty.")
         _require_commas(path, *rows)
         self._has_header = not any(map(_is_number, rows[0]))
         self.names = rows[0] if self._has_header else [""] * len(rows[0])
@@ -289,14 +284,14 @@ class _Text(ScoreTable):
                     if any(cells):
                         yield reader.line_num, [cell.strip() for cell in cells]
         except (UnicodeDecodeError, csv.Error) as error:
-            raise InputError(f"Expected comma-separated text in {self.path}: {error}.") from error
+            raise InputError(f"{self.path} is not comma-separated text: {error}.") from error
 
     def _cells(self, index: int) -> Iterator[tuple[int, str]]:
         """Yield line number and word of a column, without its name."""
         for line, cells in islice(self._rows(), int(self._has_header), None):
             if index >= len(cells):
                 raise InputError(
-                    f"Expected at least {index + 1} columns in {self.path}, line {line}, got {len(cells)}."
+                    f"Line {line} of {self.path} must have at least {index + 1} columns, got {len(cells)}."
                 )
             yield line, cells[index]
 
@@ -306,13 +301,13 @@ class _Text(ScoreTable):
             with suppress(ValueError):
                 number = float(word)
         if not math.isfinite(number):
-            raise InputError(f"Expected a finite number in {self.path}, line {line}, got {_shortened(word)}.")
+            raise InputError(f"Line {line} of {self.path} must have a finite number, got {_shortened(word)}.")
         return number
 
     def _flag(self, line: int, word: str) -> bool:
         if (lower := word.lower()) not in _PRESENCE:
             raise InputError(
-                f"Expected 0, 1, true or false in {self.path}, line {line}, got {_shortened(word)}."
+                f"Line {line} of {self.path} must have 0, 1, true or false, got {_shortened(word)}."
             )
         return _PRESENCE[lower]
 
@@ -334,8 +329,8 @@ class _BoundedLines:
         self.of_row += 1
         if len(line) > _LONGEST_LINE or self.of_row > _MOST_LINES:
             raise InputError(
-                f"Expected lines of at most {_LONGEST_LINE:,} characters and rows of at most {_MOST_LINES:,} "
-                f"lines in {self._path}, got a longer one."
+                f"{self._path} has a line of more than {_LONGEST_LINE:,} characters or a row of more than "
+                f"{_MOST_LINES:,} lines."
             )
         return line
 
@@ -345,7 +340,7 @@ def _require_commas(path: Path, first: list[str], second: Sequence[str] = ()) ->
     for separator, name in ((";", "semicolons"), ("\t", "tabs")):
         if len(first) == 1 and separator in first[0] and any(separator in cell for cell in second):
             raise InputError(
-                f"Expected commas between the columns of {path}, got {name} in {_shortened(first[0])}."
+                f"Columns of {path} must be separated by commas, got {name} in {_shortened(first[0])}."
             )
 
 
@@ -393,7 +388,7 @@ def _as_presence(path: Path, name: str, values: _Array) -> BoolArray:
     if not is_valid.all():
         row = int(np.flatnonzero(~is_valid)[0])
         where = f"{_shortened(str(values.flat[row]))} in row {row + 1}"
-        raise InputError(f"Expected 0, 1, true or false in {name!r} of {path}, got {where}.")
+        raise InputError(f"{name!r} of {path} must contain 0, 1, true or false, got {where}.")
     return present
 
 

@@ -3,64 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, TypeAlias
 
 import typer
 
-from dpaudit.accounting import Claim, SubsampledGaussian
+import dpaudit
+from dpaudit.cli._console import OUTPUT_PANEL
 from dpaudit.errors import InputError
-from dpaudit.stats import ONE_RUN, RUN, STEP
 
-_CLAIM = "Claim"
+panel = partial(partial, typer.Option)
+_claim, _output = panel(rich_help_panel="Claim"), panel(rich_help_panel=OUTPUT_PANEL)
 
 Epsilon: TypeAlias = Annotated[
-    float | None,
-    typer.Option(help="Claimed epsilon of the step or run behind each score.", rich_help_panel=_CLAIM),
+    float | None, _claim(help="Epsilon that you claim for the step or run behind each score.")
 ]
 Delta: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        help="Claimed delta, required with every claim. Without a claim, bounds use 1e-5.",
-        rich_help_panel=_CLAIM,
-    ),
+    float | None, _claim(help="Delta of the claim. Without a claim, bounds use 1e-5.")
 ]
 NoiseMultiplier: TypeAlias = Annotated[
     float | None,
-    typer.Option(
-        help="Claimed standard deviation of the noise, divided by the sensitivity. Without --num-steps, "
-        "the claim is about one Gaussian step.",
-        rich_help_panel=_CLAIM,
+    _claim(
+        help="Noise multiplier that you claim, for one Gaussian step or with --sample-rate and --num-steps."
     ),
 ]
-SampleRate: TypeAlias = Annotated[
-    float | None,
-    typer.Option(help="Poisson sampling rate of DP-SGD.", rich_help_panel=_CLAIM),
-]
-NumSteps: TypeAlias = Annotated[
-    int | None,
-    typer.Option(help="Number of DP-SGD steps.", rich_help_panel=_CLAIM),
-]
+SampleRate: TypeAlias = Annotated[float | None, _claim(help="Sample rate of DP-SGD (Poisson sampling).")]
+NumSteps: TypeAlias = Annotated[int | None, _claim(help="Number of DP-SGD steps.")]
 EndToEnd: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--end-to-end", help="Each score is of a whole DP-SGD run, not of a step.", rich_help_panel=_CLAIM
-    ),
+    bool, _claim("--end-to-end", help="Each score comes from a whole DP-SGD run.")
 ]
-PerStep: TypeAlias = Annotated[
-    bool,
-    typer.Option("--per-step", help="Each score is of a single DP-SGD step.", rich_help_panel=_CLAIM),
-]
+PerStep: TypeAlias = Annotated[bool, _claim("--per-step", help="Each score comes from a single DP-SGD step.")]
 OneRun: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    _claim(
         "--one-run",
-        help="All scores are of one trained model, with one score per canary, whose presence was decided by "
-        "a fair coin. They may be dependent.",
-        rich_help_panel=_CLAIM,
+        help="All scores come from one trained model: one per canary, whose presence a fair coin decided.",
     ),
 ]
-Confidence: TypeAlias = Annotated[float, typer.Option(help="Confidence level of bounds and verdicts.")]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print a single JSON object and nothing else.")]
+Confidence: TypeAlias = Annotated[
+    float, typer.Option(help="Confidence of the verdict.", rich_help_panel="Error rates")
+]
+Verbose: TypeAlias = Annotated[bool, _output("--verbose", "-v", help="Print all details.")]
+Quiet: TypeAlias = Annotated[bool, _output("--quiet", "-q", help="Print the headline only.")]
+AllMethods: TypeAlias = Annotated[bool, _output("--all-methods", help="Add the bounds of all methods.")]
+Json: TypeAlias = Annotated[bool, _output("--json", help="Print one JSON object.")]
 
 
 _FORMS = (
@@ -89,23 +75,27 @@ class ClaimOptions:
         stated = [name for name, is_stated in options.items() if is_stated]
         if len(stated) > 1 or (not stated and self.num_steps is not None):
             raise InputError(
-                "Expected one of --per-step (each score is of a single step), --end-to-end (each is of a "
-                "whole training run) and --one-run (all are of one trained model, with one score per canary) "
-                f"with a DP-SGD claim, got {' and '.join(stated) or 'none'}."
+                "A DP-SGD claim needs one of --per-step (each score is of a single step), --end-to-end "
+                "(each is of a whole training run) and --one-run (all are of one trained model, with one "
+                f"score per canary), got {' and '.join(stated) or 'none'}."
             )
-        return dict(zip(options, (STEP, RUN, ONE_RUN), strict=True))[stated[0]] if stated else None
+        if not stated:
+            return None
+        from dpaudit.stats import ONE_RUN, RUN, STEP  # noqa: PLC0415  # loads scipy
+
+        return dict(zip(options, (STEP, RUN, ONE_RUN), strict=True))[stated[0]]
 
     @property
-    def claim(self) -> Claim | None:
+    def claim(self) -> dpaudit.Claim | None:
         """The stated claim, if any."""
         self._check()
         if self.epsilon is not None:
-            return Claim.approximate_dp(epsilon=self.epsilon, delta=self._given_delta)
+            return dpaudit.Claim.approximate_dp(epsilon=self.epsilon, delta=self._given_delta)
         if self.noise_multiplier is None:
             return None
         if self.sample_rate is None or self.num_steps is None:
-            return Claim.gaussian(noise_multiplier=self.noise_multiplier, delta=self._given_delta)
-        return Claim.dpsgd(
+            return dpaudit.Claim.gaussian(noise_multiplier=self.noise_multiplier, delta=self._given_delta)
+        return dpaudit.Claim.dpsgd(
             noise_multiplier=self.noise_multiplier,
             sample_rate=self.sample_rate,
             num_steps=self.num_steps,
@@ -113,19 +103,19 @@ class ClaimOptions:
         )
 
     @property
-    def required(self) -> Claim:
+    def required(self) -> dpaudit.Claim:
         """The stated claim; raises ``InputError`` if there is none."""
         claim = self.claim
         if claim is None:
-            raise InputError(f"Expected a claim: {_FORMS}.")
+            raise InputError(f"A claim is required: {_FORMS}.")
         return claim
 
     @property
-    def tradeoff(self) -> SubsampledGaussian | None:
+    def tradeoff(self) -> dpaudit.SubsampledGaussian | None:
         """The trade-off of an end-to-end run; None for the claim's own."""
         if not self.end_to_end or self.sample_rate is None or self.num_steps is None:
             return None
-        return SubsampledGaussian(self.sample_rate, self.num_steps)
+        return dpaudit.SubsampledGaussian(self.sample_rate, self.num_steps)
 
     @property
     def is_of_steps(self) -> bool:
@@ -135,20 +125,20 @@ class ClaimOptions:
     @property
     def _given_delta(self) -> float:
         if self.delta is None:
-            raise InputError("Expected --delta with the claim: an epsilon is meaningless without it.")
+            raise InputError("--delta is required with a claim: an epsilon is meaningless without it.")
         return self.delta
 
     def _check(self) -> None:
         noise = self._given("--noise-multiplier", "--sample-rate", "--num-steps")
         if self.epsilon is not None and noise:
-            raise InputError(f"Expected one claim, got --epsilon and {noise[0]}; pass {_FORMS}.")
+            raise InputError(f"--epsilon and {noise[0]} are two claims; pass {_FORMS}.")
         if noise and "--noise-multiplier" not in noise:
-            raise InputError(f"Expected --noise-multiplier with {noise[0]}; pass {_FORMS}.")
+            raise InputError(f"{noise[0]} needs --noise-multiplier; pass {_FORMS}.")
         if len(noise) == 2:
-            raise InputError(f"Expected --sample-rate and --num-steps together, got only {noise[1]}.")
+            raise InputError(f"--sample-rate and --num-steps must be passed together, got only {noise[1]}.")
         if (self.end_to_end or self.per_step) and len(noise) < 3:
             raise InputError(
-                f"Expected {'--end-to-end' if self.end_to_end else '--per-step'} with a DP-SGD claim: "
+                f"{'--end-to-end' if self.end_to_end else '--per-step'} needs a DP-SGD claim: "
                 "--noise-multiplier, --sample-rate, --num-steps and --delta."
             )
 

@@ -11,13 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpaudit import _validate
-from dpaudit.accounting import Claim
+import dpaudit
 from dpaudit.cli import _options as opt
 from dpaudit.cli._console import (
     output,
     print_json,
-    print_labelled,
+    print_rows,
     print_table,
     slim_table,
     working,
@@ -25,28 +24,16 @@ from dpaudit.cli._console import (
 from dpaudit.cli._exit_status import UNDERPOWERED, ExitStatus
 from dpaudit.cli._options import ClaimOptions
 from dpaudit.errors import InputError
-from dpaudit.stats import (
-    Betting,
-    ClopperPearson,
-    Inference,
-    JointExact,
-    Leak,
-    Plan,
-    Power,
-    Verdict,
-    plain,
-    plan_canaries,
-    plan_steps,
-    smallest_leak,
-    unrefuted,
+
+_Found = TypeVar("_Found")
+_PURPOSE = (
+    "Pass either a leak to detect (--noise-factor or --true-epsilon) or a size (--observations, or --steps "
+    "and --canaries)"
 )
 
-_METHODS: tuple[Inference, ...] = (ClopperPearson(), JointExact(), Betting())
-_Found = TypeVar("_Found")
-_EXPECTED = (
-    "Expected either a leak to detect (--noise-factor or --true-epsilon) or a size (--observations, or "
-    "--steps and --canaries)"
-)
+
+def _methods() -> tuple[dpaudit.Inference, ...]:
+    return dpaudit.ClopperPearson(), dpaudit.JointExact(), dpaudit.Betting()
 
 
 @dataclass(frozen=True)
@@ -56,28 +43,32 @@ class PlanResult:
     A size is a number of steps, and of canaries per step and side.
     """
 
-    claim: Claim
+    claim: dpaudit.Claim
     confidence: float
     power: float
-    plans: tuple[Plan, ...] = ()
+    plans: tuple[dpaudit.Plan, ...] = ()
     size: tuple[int, int] = (0, 0)
-    leaks: tuple[tuple[Inference, Power], ...] = ()
+    leaks: tuple[tuple[dpaudit.Inference, dpaudit.Power], ...] = ()
 
     @property
     def is_found(self) -> bool:
         """Whether any method detects the leak, or the default one twice the claimed epsilon at this size."""
+        from dpaudit.stats import unrefuted  # noqa: PLC0415  # loads scipy
+
         if self.plans:
             return any(plan.num_observations is not None for plan in self.plans)
         parameter = self.claim.hypothesis(None).parameter
-        default = Betting if self.size[1] > 1 else (ClopperPearson, JointExact)
+        default = dpaudit.Betting if self.size[1] > 1 else (dpaudit.ClopperPearson, dpaudit.JointExact)
         return any(
-            unrefuted(leak, self.claim.epsilon, parameter) is Verdict.NO_VIOLATION
+            unrefuted(leak, self.claim.epsilon, parameter) is dpaudit.Verdict.NO_VIOLATION
             for inference, leak in self.leaks
             if isinstance(inference, default)
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
+        from dpaudit.stats import plain  # noqa: PLC0415
+
         num_steps, num_canaries = self.size
         sizes = {
             "num_steps": num_steps,
@@ -115,6 +106,8 @@ class PlanOptions:
 
     def check(self) -> None:
         """Raise ``InputError`` for invalid options, before planning is announced."""
+        from dpaudit import _validate  # noqa: PLC0415  # loads numpy
+
         claim, leak = self.claimed.required, self._leak()
         if leak is None:
             self._size()
@@ -129,22 +122,24 @@ class PlanOptions:
         if leak is not None:
             return PlanResult(*common, plans=(*self._by_steps(leak), *self._by_canaries(leak)))
         num_steps, num_canaries = size = self._size()
-        find = self._of_claim(smallest_leak, num_steps=num_steps, num_canaries=num_canaries)
-        leaks = tuple((method, find(inference=method)) for method in _METHODS)
+        find = self._of_claim(dpaudit.smallest_leak, num_steps=num_steps, num_canaries=num_canaries)
+        leaks = tuple((method, find(inference=method)) for method in _methods())
         return PlanResult(*common, size=size, leaks=leaks)
 
-    def _leak(self) -> Leak | None:
+    def _leak(self) -> dpaudit.Leak | None:
+        from dpaudit import _validate  # noqa: PLC0415
+
         named = {"--observations": self.observations, "--steps": self.steps, "--canaries": self.canaries}
         sizes = [_validate.integer(name, size) for name, size in named.items() if size is not None]
         if self.noise_factor is None and self.true_epsilon is None:
             if not sizes:
-                raise InputError(f"{_EXPECTED}, got neither.")
+                raise InputError(f"{_PURPOSE}, got neither.")
             return None
         if self.observations is not None or len(sizes) > 1:
-            raise InputError(f"{_EXPECTED}, got both.")
+            raise InputError(f"{_PURPOSE}, got both.")
         if self.noise_factor is not None and self.true_epsilon is not None:
-            raise InputError("Expected one leak to detect, got both --noise-factor and --true-epsilon.")
-        return Leak(noise_factor=self.noise_factor, epsilon=self.true_epsilon)
+            raise InputError("Pass either --noise-factor or --true-epsilon, not both.")
+        return dpaudit.Leak(noise_factor=self.noise_factor, epsilon=self.true_epsilon)
 
     def _size(self) -> tuple[int, int]:
         """Return the number of steps, and the number of canaries per step and side."""
@@ -152,27 +147,27 @@ class PlanOptions:
             return self.observations, 1
         if self.observations is None and self.steps is not None and self.canaries is not None:
             return self.steps, self.canaries
-        raise InputError("Expected either --observations, or --steps and --canaries, as the size.")
+        raise InputError("The size is either --observations, or --steps and --canaries.")
 
-    def _by_steps(self, leak: Leak) -> list[Plan]:
+    def _by_steps(self, leak: dpaudit.Leak) -> list[dpaudit.Plan]:
         """Plan steps for all methods with one score per step and side, and for betting also with more."""
         if self.steps is not None:
             return []
-        plan = self._of_claim(plan_steps, leak=leak)
+        plan = self._of_claim(dpaudit.plan_steps, leak=leak)
         if self.canaries is not None:
-            return [plan(inference=method, num_canaries=self.canaries) for method in _METHODS]
-        single = [plan(inference=method, num_canaries=1) for method in _METHODS]
-        return single + [plan(inference=Betting(), num_canaries=more) for more in (8, 64, 512)]
+            return [plan(inference=method, num_canaries=self.canaries) for method in _methods()]
+        single = [plan(inference=method, num_canaries=1) for method in _methods()]
+        return single + [plan(inference=dpaudit.Betting(), num_canaries=more) for more in (8, 64, 512)]
 
-    def _by_canaries(self, leak: Leak) -> list[Plan]:
+    def _by_canaries(self, leak: dpaudit.Leak) -> list[dpaudit.Plan]:
         """Plan canaries for the given number of steps, or else for that of the claim."""
         num_steps = self.steps
         if num_steps is None and self.canaries is None and self.claimed.is_of_steps:
             num_steps = self.claimed.num_steps
         if num_steps is None:
             return []
-        plan = self._of_claim(plan_canaries, leak=leak, num_steps=num_steps)
-        return [plan(inference=method) for method in (JointExact(), Betting())]
+        plan = self._of_claim(dpaudit.plan_canaries, leak=leak, num_steps=num_steps)
+        return [plan(inference=method) for method in (dpaudit.JointExact(), dpaudit.Betting())]
 
     def _of_claim(self, function: Callable[..., _Found], **sizes: Any) -> Callable[..., _Found]:
         """Bind the claim and the other arguments that all methods share."""
@@ -186,36 +181,70 @@ class PlanOptions:
         )
 
 
-def print_planned(console: Console, planned: PlanResult) -> None:
-    """Print the claim, the leak if one was given, and one row per method."""
+def print_planned(console: Console, planned: PlanResult, *, verbose: bool, quiet: bool) -> None:
+    """Print the answer in a sentence, the claim, and one row per method."""
+    from dpaudit import _validate  # noqa: PLC0415
+
+    console.print(_answer(planned), style="bold")
+    if quiet:
+        return
     power, confidence = map(_validate.percent, (planned.power, planned.confidence))
-    level = f"with {power} probability, at {confidence} confidence"
-    rows = [("claim", planned.claim.summary)]
-    if planned.plans:
-        rows.append(("to detect", f"{_leak(planned.plans[0].leak)}, {level}"))
-    else:
-        rows.append(("smallest leak", f"detected {level}"))
-    print_labelled(console, rows)
+    console.print()
+    basis = f"detected {power} of the time at {confidence} confidence"
+    print_rows(console, [("claim", planned.claim.summary), ("basis", basis)])
     console.print()
     print_table(console, _plans(planned.plans) if planned.plans else _leaks(planned))
-    console.print()
-    console.print(
+    if verbose:
+        console.print()
+        console.print(_assumed())
+    if not planned.is_found and planned.leaks:
+        console.print("\nTry a larger size, or pass --true-epsilon to compute how many scores are needed.")
+
+
+def _assumed() -> str:
+    return (
         "Canaries are counted per step and side; a step is whatever yields one score per canary. The attack "
         "is the best one that the mechanism allows, with normalized scores and the threshold at their "
         "midpoint. ClopperPearson and JointExact pool all scores and assume that they are independent, even "
         "within a step; Betting proceeds step by step and allows the canaries within a step to be dependent. "
         "By default, audits use Betting if there are several canaries per step, and JointExact otherwise."
     )
-    if not planned.is_found:
-        console.print()
-        console.print(_nothing(planned))
 
 
-def _leak(leak: Power) -> str:
-    text = f"a true epsilon of {leak.epsilon:.4g}"
+def _answer(planned: PlanResult) -> str:
+    """Return the plan in one sentence: size or smallest leak of the method that audits use by default."""
+    if planned.plans:
+        usual = (plan for plan in planned.plans if isinstance(plan.inference, _default(plan.num_canaries)))
+        default = next(usual, planned.plans[-1])
+        leak, name = _leak(default.leak), type(default.inference).__name__
+        if default.num_observations is None:
+            subject = f"{name} does not detect" if planned.is_found else "No method detects"
+            return f"{subject} {leak} with up to {default.most:,} scores per side."
+        size = f"{default.num_steps:,} scores per side"
+        if default.num_canaries != 1:
+            size = f"{default.num_canaries:,} canaries per side in each of {default.num_steps:,} steps"
+        return f"You need {size} to detect {leak} with {name}."
+    from dpaudit.stats import detected  # noqa: PLC0415
+
+    num_steps, num_canaries = planned.size
+    usual_kind = _default(num_canaries)
+    smallest = next(leak for inference, leak in planned.leaks if isinstance(inference, usual_kind))
+    size = f"{num_steps:,} scores per side"
+    if num_canaries > 1:
+        size = f"{num_canaries:,} canaries per side in each of {num_steps:,} steps"
+    verb = "would detect" if planned.is_found else "are too few for this claim: they would detect"
+    return f"{size} {detected(smallest.to_dict(), 'would detect').replace('would detect', verb, 1)}."
+
+
+def _default(num_canaries: int | None) -> type[dpaudit.Inference]:
+    """Return the method of audits with this many canaries per step; None are as many as are needed."""
+    return dpaudit.JointExact if num_canaries == 1 else dpaudit.Betting
+
+
+def _leak(leak: dpaudit.Power) -> str:
     if leak.noise_factor is None:
-        return text
-    return f"{text} (noise at {leak.noise_factor:.4g} of the claimed level)"
+        return f"epsilon {leak.epsilon:.2f}"
+    return f"epsilon {leak.epsilon:.2f} (noise at {100 * leak.noise_factor:.0f} % of the claim)"
 
 
 def _sized(*more: str) -> Table:
@@ -225,7 +254,7 @@ def _sized(*more: str) -> Table:
     return table
 
 
-def _plans(plans: tuple[Plan, ...]) -> Table:
+def _plans(plans: tuple[dpaudit.Plan, ...]) -> Table:
     table = _sized()
     for plan in plans:
         canaries, steps, total = (
@@ -249,44 +278,22 @@ def _leaks(planned: PlanResult) -> Table:
     return table
 
 
-def _nothing(planned: PlanResult) -> str:
-    if planned.leaks:
-        power = _validate.percent(planned.power)
-        return (
-            f"This size does not detect twice the claimed epsilon with {power} probability. "
-            "Try a larger size (--observations, or --steps and --canaries), or pass a leak with "
-            "--true-epsilon instead of a size to compute how many scores are needed."
-        )
-    return "No method detects this leak within the sizes that were tried."
-
-
-_LEAK, _SIZE = "Leak to detect", "Or size of the audit, to compute the smallest detectable leak"
+_leaking, _sizing = (opt.panel(rich_help_panel=name) for name in ("Leak to detect", "Or size of the audit"))
 
 _NoiseFactor = Annotated[
-    float | None,
-    typer.Option(help="True noise divided by the claimed noise, below 1.", rich_help_panel=_LEAK),
+    float | None, _leaking(help="Actual noise as a fraction of the claimed noise, such as 0.8.")
 ]
-_TrueEpsilon = Annotated[
-    float | None, typer.Option(help="True epsilon, above the claimed one.", rich_help_panel=_LEAK)
-]
+_TrueEpsilon = Annotated[float | None, _leaking(help="Actual epsilon, above the claimed one.")]
 _Observations = Annotated[
-    int | None, typer.Option(help="Independent scores per side.", rich_help_panel=_SIZE)
+    int | None, _sizing(help="Independent scores with the canary, and as many without.")
 ]
-_Steps = Annotated[
-    int | None,
-    typer.Option(
-        help="Observed steps. With a leak to detect: compute the number of canaries needed.",
-        rich_help_panel=_SIZE,
-    ),
-]
+_Steps = Annotated[int | None, _sizing(help="Steps. With a leak: computes the canaries needed.")]
 _Canaries = Annotated[
-    int | None,
-    typer.Option(
-        help="Canaries per step and side. With a leak to detect: compute the number of steps needed.",
-        rich_help_panel=_SIZE,
-    ),
+    int | None, _sizing(help="Canaries per step and side. With a leak: computes the steps needed.")
 ]
-_Power = Annotated[float, typer.Option(help="Probability of detecting the leak.")]
+_Power = Annotated[
+    float, typer.Option(help="Probability of detecting the leak.", rich_help_panel="Error rates")
+]
 
 
 def plan(
@@ -304,16 +311,17 @@ def plan(
     canaries: _Canaries = None,
     power: _Power = 0.8,
     confidence: opt.Confidence = 0.95,
+    verbose: opt.Verbose = False,
+    quiet: opt.Quiet = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Compute the number of observations needed to detect a leak, or the smallest detectable leak.
+    """Plan an audit: how many scores it needs, or what it can detect.
 
-    The attack is assumed to be the best one that the mechanism allows, with the
-    threshold at the midpoint of the scores.
+    Pass the claim and either a leak to detect or a size. The plan assumes the
+    best attack that the claimed mechanism allows.
 
-    Exit status: 0 if a method detects the leak within 10 million observations, or
-    the default method twice the claimed epsilon at a given size; 2 for bad input;
-    3 otherwise.
+    Exit status: 0 if at most 10 million scores detect the leak, or this size
+    detects twice the claimed epsilon; 2 bad input; 3 otherwise.
     """
     claimed = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
     options = PlanOptions(
@@ -325,6 +333,6 @@ def plan(
     if as_json:
         print_json(planned.to_dict())
     else:
-        print_planned(output(), planned)
+        print_planned(output(), planned, verbose=verbose, quiet=quiet)
     if not planned.is_found:
         raise ExitStatus(UNDERPOWERED)

@@ -22,24 +22,20 @@ _Output = Annotated[
     typer.Option(
         "--output",
         metavar="FILE",
-        help="File to write. Default: report.html (or .md, .json) in the run's directory, or in the current "
-        "directory for several runs.",
+        help="File to write. Default: report.html, in the run's directory or, for several runs, here.",
         show_default=False,
     ),
 ]
 _Format = Annotated[
     str | None,
-    typer.Option(
-        "--format", metavar="html|md|json", help="Format. Default: that of the file's suffix, or html."
-    ),
+    typer.Option("--format", metavar="html|md|json", help="Format. Default: from the file name, or html."),
 ]
 
 
 def report(*, runs: _Runs, file: _Output = None, format_name: _Format = None, as_json: Json = False) -> None:
-    """Write a report on finished runs as one self-contained page.
+    """Write a report on finished runs, as one self-contained page.
 
-    Exit status: 0 if the report was written, regardless of its verdicts;
-    2 for bad input.
+    Exit status: 0 whatever the verdicts are, 2 bad input.
     """
     from dpaudit.report import Report  # noqa: PLC0415
 
@@ -61,7 +57,7 @@ def _default_target(runs: list[Path], chosen: Format) -> Path:
     """Return a file in the run's or the current directory; raise for a link, since runs are untrusted."""
     target = (runs[0] if len(runs) == 1 else Path()) / f"report.{chosen}"
     if target.is_symlink():
-        raise InputError(f"Expected {target} to be a file, but it is a link; choose a file with --output.")
+        raise InputError(f"{target} is a link; choose a file with --output.")
     return target
 
 
@@ -71,29 +67,30 @@ def _format(name: str | None, file: Path | None) -> Format:
     if name is None:
         return Format.HTML if file is None else Format.of(file)
     if name not in list(Format):
-        raise InputError(f"Expected --format to be html, md or json, got {name!r}.")
+        raise InputError(f"--format must be html, md or json, got {name!r}.")
     return Format(name)
 
 
 def _print(page: Report, target: Path) -> None:
-    console = output()
-    for run in page.runs:
-        word = "no claim" if run.verdict is None else run.verdict.name
-        console.print(f"{run.name}: {word}. {run.bound.statement}", soft_wrap=True)
-    console.print(printable(str(target)), soft_wrap=True)
+    """Print one line per run, violations first."""
+    blocks = [(run.name, run.block) for run in page.runs]
+    for name, block in sorted(blocks, key=lambda pair: not pair[1].title.startswith("VIOLATION")):
+        line = f"{block.mark} {block.title}   {block.numbers}   {name}"
+        output().print(printable(line), soft_wrap=True)
+    output().print(printable(str(target)), soft_wrap=True)
 
 
 _Directories = Annotated[list[Path], typer.Argument(metavar="DIR", help="Directories of runs.")]
 
 
 def verify(*, runs: _Directories, as_json: Json = False) -> None:
-    """Check that runs are as they were when they were sealed.
+    """Check that finished runs were not modified.
 
-    Compares every file with the manifest, and derives counts, bounds and
-    verdict again from the stored scores. The verdict does not matter.
+    Compares every file with the manifest, and computes bounds and verdict again
+    from the stored scores.
 
-    Exit status: 0 if all runs are sealed and consistent, 2 if a file has
-    changed, a number does not follow, or a run is unfinished or unsealed.
+    Exit status: 0 if all runs are intact, whatever their verdicts; 2 if a run
+    was modified, is unfinished or has no seal.
     """
     from dpaudit.experiments import _recompute  # noqa: PLC0415
 
@@ -113,7 +110,7 @@ def _print_verified(entry: dict[str, Any]) -> None:
     """Print the status of a run, and the sentences that belong to it."""
     words = [entry["status"]]
     if entry["seal"] is not None or entry["verdict"] is not None:
-        words.append(entry["verdict"] or "no claim")
+        words.append((entry["verdict"] or "no claim").replace("_", " "))
     words += [] if entry["seal"] is None else [f"seal {entry['seal']}"]
     sentences = [f"  {text}" for text in (entry["error"], *entry["remarks"]) if text is not None]
     for text in (f"{entry['directory']}: {', '.join(words)}", *sentences):

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpaudit.cli._console import ProgressDisplay, output, print_json, print_labelled, print_table, slim_table
+from dpaudit.cli._console import ProgressDisplay, output, print_json, print_rows, print_table, slim_table
 from dpaudit.cli._exit_status import printable, with_partial_json
 from dpaudit.cli._options import Json
 from dpaudit.errors import DpauditError, IncompleteError, InputError
@@ -85,7 +85,7 @@ def _measure_each(
             typer.echo(f"{figure.name}: {error}", err=True)
             failed.append(figure.name)
     if failed:
-        raise InputError(f"Expected {len(figures)} figures, but {len(failed)} failed: {', '.join(failed)}.")
+        raise InputError(f"{len(failed)} of {len(figures)} figures failed: {', '.join(failed)}.")
 
 
 def _pool(num_workers: int | None, device: str, scale: Scale) -> Processes | None:
@@ -101,17 +101,17 @@ _Name = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
-        help='Figure or table to reproduce (see --list), or "all".',
+        help='Figure or table (see --list), or "all".',
         show_default=False,
     ),
 ]
-_List = Annotated[bool, typer.Option("--list", help="Print the names of all figures and exit.")]
+_List = Annotated[bool, typer.Option("--list", help="List all figures and exit.")]
 _Scale = Annotated[
     str,
     typer.Option(
         "--scale",
         metavar="tiny|cpu|paper",
-        help="tiny: seconds; cpu: at most half an hour on two cores; paper: the paper's sizes, for a GPU.",
+        help="tiny takes seconds, cpu at most half an hour on two cores; paper needs a GPU.",
     ),
 ]
 _Output = Annotated[
@@ -119,26 +119,26 @@ _Output = Annotated[
     typer.Option(
         "--output",
         metavar="DIR",
-        help="Directory for files and finished cells. Default: dpaudit-reproduction/SCALE.",
+        help="Directory for results. Default: dpaudit-reproduction/SCALE.",
         show_default=False,
     ),
 ]
 _DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", metavar="DIR", help="Directory with the official data.", show_default=False),
+    typer.Option("--data-dir", metavar="DIR", help="Directory of the official data.", show_default=False),
 ]
 _Embedded = Annotated[
     bool,
-    typer.Option("--embedded", help="Train on the digits included in dpaudit instead of the official data."),
+    typer.Option("--embedded", help="Train on the digits that come with dpaudit."),
 ]
 _Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
-_Device = Annotated[str, typer.Option("--device", help="Device to train on, for example cuda.")]
+_Device = Annotated[str, typer.Option("--device", help="Device to train on, such as cuda.")]
 _Workers = Annotated[
     int | None,
     typer.Option(
         "--workers",
         min=1,
-        help="Number of cells measured in parallel. Default: one per core, or one on a GPU.",
+        help="Processes. Default: one per core, or one on a GPU.",
         show_default=False,
     ),
 ]
@@ -157,14 +157,13 @@ def reproduce(
     num_workers: _Workers = None,
     as_json: Json = False,
 ) -> None:
-    """Reproduce a table or figure of "Tight Auditing of DP Machine Learning".
+    """Reproduce a figure of "Tight Auditing of DP Machine Learning".
 
-    Writes NAME.csv, NAME.png, NAME.svg and NAME.md, which compares it with the
-    paper and states which numbers are sound. With "all", figures that fail
-    are reported and skipped. Run the same command again to resume.
+    Writes NAME.csv, NAME.png, NAME.svg and NAME.md, which compares the figure
+    with the paper and says which numbers are sound. "all" skips figures that
+    fail. If the command is interrupted, the same command resumes it.
 
-    Exit status: 0 if everything was written, 2 for bad input, 130 if
-    interrupted.
+    Exit status: 0 all written, 2 bad input, 130 interrupted.
     """
     from dpaudit.experiments import reproduction  # noqa: PLC0415
 
@@ -172,12 +171,12 @@ def reproduce(
         _print_names(reproduction.FIGURES, as_json=as_json)
         return
     if name is None:
-        raise InputError("Expected the name of a figure; list all with: dpaudit reproduce --list")
+        raise InputError("The name of a figure is missing; list all with: dpaudit reproduce --list")
     if embedded and data_dir is not None:
-        raise InputError(f"Expected --data-dir or --embedded, got both: --embedded ignores {data_dir}.")
+        raise InputError(f"Pass either --data-dir or --embedded, which ignores {data_dir}, not both.")
     if scale not in list(reproduction.Scale):
         names = ", ".join(reproduction.Scale)
-        raise InputError(f"Expected --scale to be one of {names}, got {scale!r}.")
+        raise InputError(f"--scale must be one of {names}, got {scale!r}.")
     size = reproduction.Scale(scale)
     folder = folder or Path("dpaudit-reproduction", size)
     options = {
@@ -217,4 +216,4 @@ def _print_names(figures: tuple[Figure, ...], *, as_json: bool) -> None:
     if as_json:
         print_json({"figures": [figure.described() for figure in figures]})
     else:
-        print_labelled(output(), [(figure.name, figure.title) for figure in figures])
+        print_rows(output(), [(figure.name, figure.title) for figure in figures], indent="")

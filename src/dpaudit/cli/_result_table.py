@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rich.console import Console
@@ -10,102 +11,80 @@ from rich.table import Table
 from rich.text import Text
 
 from dpaudit import _validate
-from dpaudit.accounting import SubsampledGaussian
-from dpaudit.cli._console import print_labelled, print_table, slim_table
-from dpaudit.stats import Bound, ClaimPart, Estimate, Guesses, Kind, Power, ThresholdRule, Verdict, summary
+from dpaudit.cli._console import print_rows, print_table, slim_table
+from dpaudit.stats import Block, Estimate, Kind, Power, ThresholdRule, details
 
 _Values: TypeAlias = Mapping[str, Any]
 
-_STYLE = {Verdict.VIOLATION: "bold red", Verdict.UNDERPOWERED: "bold yellow", Verdict.NO_VIOLATION: "bold"}
+_STYLE = {"VIOLATION": "bold red", "UNDERPOWERED": "bold yellow"}
+_NO_BOUND = Block("\u25cb", "NO BOUND", "too few scores, which --normalized or --threshold could use", ())
 
 
-def print_examined(
-    console: Console, values: _Values, *, left_out: bool = False, more: Sequence[tuple[str, str]] = ()
-) -> None:
-    """Print the table of methods, notes, and the verdict followed by the labeled lines ``more``."""
-    if values["methods"]:
-        _print_methods(console, values, left_out)
-    for text in values["notes"]:
-        console.print()
-        print_labelled(console, [("note", text)])
-    if values["bound"] is not None:
-        console.print()
-        print_result(console, values, more)
+@dataclass(frozen=True)
+class Shown:
+    """How much of a result is printed: ``-v``, ``-q`` and ``--all-methods``."""
+
+    verbose: bool = False
+    quiet: bool = False
+    all_methods: bool = False
 
 
-def print_result(console: Console, values: _Values, more: Sequence[tuple[str, str]] = ()) -> None:
-    """Print verdict, claim, bound, method, power, estimates and assumptions, then the lines ``more``."""
-    bound, claim = Bound.from_dict(values["bound"]), values["claim"]["summary"]
-    claim_parts = [ClaimPart.from_dict(entry) for entry in values["claim"].get("parts", ())]
-    if values["verdict"] is None:  # no claim
-        print_labelled(console, [*summary(claim, bound, None), *more])
+def print_examined(console: Console, values: _Values, shown: Shown, *, left_out: bool = False) -> None:
+    """Print the block of a result, and as much of the rest as ``shown`` asks for."""
+    print_block(console, values, shown)
+    if shown.quiet:
         return
-    verdict = Verdict[values["verdict"]]
-    rows: list[tuple[str, str | Text]] = [
-        ("verdict", Text.assemble((verdict.name, _STYLE[verdict]), f". {values['sentence']}")),
-        *summary(
-            claim,
-            bound,
-            Power.from_dict(values["power"]),
-            parts=claim_parts,
-            attack_power=Power.from_dict(values["attack_power"]) if "attack_power" in values else None,
-            p_value=values.get("p_value") if verdict is Verdict.VIOLATION else None,
-        ),
-        *([("", _more(bound))] if verdict is Verdict.UNDERPOWERED else []),
-        *_estimate_lines(values),
-        *_listed("finding", [f"{finding['name']}: {finding['sentence']}" for finding in _findings(values)]),
-        *_listed("cause", values.get("likely_causes", ())),
-        *_listed("assumes", [*bound.assumptions, *(values.get("diagnosis") or {}).get("assumptions", ())]),
-        *_listed("not covered", values.get("not_covered", ())),
-    ]
-    print_labelled(console, [*rows, *more])
+    if left_out:
+        console.print("\nLarge files stay on disk: methods that need them in memory are skipped.")
+    if shown.verbose:
+        console.print()
+        print_details(console, values)
+    if values["methods"] and (shown.verbose or shown.all_methods):
+        console.print()
+        _print_methods(console, values)
 
 
-def _more(bound: Bound) -> str:
-    """Return what helps against too little power; scores of one run cannot be planned."""
-    if isinstance(bound.counts, Guesses):
-        return "More canaries in the run would detect smaller leaks."
-    option = " --end-to-end" if isinstance(bound.tradeoff, SubsampledGaussian) else ""
-    return f"dpaudit plan{option} computes how many scores are needed."
+def print_block(console: Console, values: _Values, shown: Shown) -> None:
+    """Print what everybody reads of a result: the verdict with both numbers, and a few labeled lines."""
+    block = _NO_BOUND if values["bound"] is None else Block.of(values)
+    style = _STYLE.get(values["verdict"], "bold")
+    console.print(Text.assemble((f"{block.mark} {block.title}", style), f"   {block.numbers}"))
+    if shown.quiet:
+        return
+    console.print()
+    print_rows(console, block.lines(width=min(console.width, 100), most=9))
+    if block.closing:
+        console.print(f"  {block.closing}")
+    if not shown.verbose:
+        findings = (values.get("diagnosis") or {"findings": ()})["findings"]
+        names = [f"dpaudit explain {finding['name']}   |   " for finding in findings[:1]]
+        console.print(f"\n  {''.join(names)}--verbose for all details", style="dim")
 
 
-def _listed(label: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Return labeled lines whose label is on the first line only."""
-    return [("" if index else label, text) for index, text in enumerate(texts)]
+def print_details(console: Console, values: _Values) -> None:
+    """Print all facts of a result, which ``Result.details()`` returns in Python, and those of its run."""
+    rows = [] if values["verdict"] is None else [("verdict", f"{values['verdict']}. {values['sentence']}")]
+    if values["bound"] is not None:
+        power, attack_power = _restored(Power, values, "power"), _restored(Power, values, "attack_power")
+        rows += details(values, power, attack_power, _restored(Estimate, values, "estimate"))
+    print_rows(console, [*rows, *model_and_steps(values)])
 
 
-def _findings(values: _Values) -> Sequence[_Values]:
-    """Return the findings that the verdict rests on; black-box and stopped runs are not tested."""
-    return values["diagnosis"]["findings"] if values.get("diagnosis") is not None else ()
-
-
-def _estimate_lines(values: _Values) -> list[tuple[str, str]]:
-    """Return the estimates, which stopped runs and one-run audits lack."""
-    estimate = values.get("estimate")
-    return [] if estimate is None else Estimate.from_dict(estimate).lines(brief=False)
+def _restored(kind: Any, values: _Values, key: str) -> Any:
+    return None if values.get(key) is None else kind.from_dict(values[key])
 
 
 def model_and_steps(values: _Values) -> list[tuple[str, str]]:
     """Return labeled lines about the model and the steps of a run."""
     if "num_models" in values:
         return _many_models(values)
+    if "timing" not in values:  # scores
+        return []
     seconds = values["timing"]["training_seconds"]
     return [
         ("model", f"{values['num_parameters']:,} parameters, test accuracy {values['accuracy']:.3f}"),
         ("steps", f"{values['num_done']:,} of {values['num_steps']:,} in {seconds:.3g} s"),
     ]
-
-
-def tests_of_noise(values: _Values) -> str:
-    """Return the findings of noise and batch tests, which black-box and stopped runs lack."""
-    diagnosis = values.get("diagnosis")
-    if diagnosis is None:
-        return "noise tests: not run"
-    names = ", ".join(finding["name"] for finding in diagnosis["findings"])
-    level = (
-        f"{len(diagnosis['tests'])} tests, at {_validate.percent(diagnosis['confidence'])} joint confidence"
-    )
-    return f"noise tests: {'flagged by ' + names if names else 'no findings'} ({level})"
 
 
 def _many_models(values: _Values) -> list[tuple[str, str]]:
@@ -122,15 +101,15 @@ def _many_models(values: _Values) -> list[tuple[str, str]]:
     return rows
 
 
-def _print_methods(console: Console, values: _Values, left_out: bool) -> None:
+def _print_methods(console: Console, values: _Values) -> None:
     texts = dict.fromkeys(text for row in values["methods"] for text in row["assumptions"])
     notes = {text: str(number) for number, text in enumerate(texts, start=1)}
     composed = any(row["training_epsilon"] is not None for row in values["methods"])
     table = _table(values, notes, composed)
-    console.print(_heading(values, left_out))
+    console.print(_heading(values))
     print_table(console, table)
     console.print()
-    print_labelled(console, [(number, text) for text, number in notes.items()])
+    print_rows(console, [(number, text) for text, number in notes.items()], indent="")
     console.print()
     legend = [
         ("CP", "Clopper-Pearson"),
@@ -141,20 +120,17 @@ def _print_methods(console: Console, values: _Values, left_out: bool) -> None:
     if composed:
         text = "epsilon of the whole run, if its steps are Gaussian with Poisson sampling as claimed"
         legend.append(("training", text))
-    print_labelled(console, legend)
+    print_rows(console, legend, indent="")
 
 
-def _heading(values: _Values, left_out: bool) -> str:
+def _heading(values: _Values) -> str:
     sides = values["shapes"]["with_canary"], values["shapes"]["without_canary"]
     present, absent = (" x ".join(f"{size:,}" for size in side) for side in sides)
     level = _validate.percent(values["confidence"])
-    lines = [
-        f"scores: {present} with the canary, {absent} without it",
-        f"lower bounds at the {level} level, epsilon at delta = {values['delta']:g}",
-    ]
-    if left_out:
-        lines.append("files of this size stay on disk; methods that need them in memory are skipped")
-    return "\n".join(lines) + "\n"
+    return (
+        f"scores: {present} with the canary, {absent} without it\n"
+        f"lower bounds at the {level} level, epsilon at delta = {values['delta']:g}\n"
+    )
 
 
 def _table(values: _Values, notes: Mapping[str, str], composed: bool) -> Table:
@@ -164,12 +140,12 @@ def _table(values: _Values, notes: Mapping[str, str], composed: bool) -> Table:
     for name in ("kind", "notes"):
         table.add_column(name, no_wrap=True)
     previous = ""
-    for row in values["methods"]:
-        rule = row["threshold_rule"]["type"]
-        if rule == "SameData" and rule != previous:  # rows of the common practice come last
+    for row in sorted(values["methods"], key=lambda row: row["kind"] == "heuristic"):
+        is_heuristic = row["kind"] == "heuristic"
+        if is_heuristic and previous != "heuristic":
             table.add_section()
-        previous = rule
-        table.add_row(*_cells(row, notes, composed))
+        previous = row["kind"]
+        table.add_row(*_cells(row, notes, composed), style="dim" if is_heuristic else "")
     return table
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpaudit.cli._console import ProgressDisplay, output, print_json, print_labelled, print_table, slim_table
+from dpaudit.cli._console import ProgressDisplay, output, print_json, print_rows, print_table, slim_table
 from dpaudit.cli._exit_status import ExitStatus, printable
 from dpaudit.cli._options import Json
 
@@ -51,7 +51,7 @@ def print_zoo(console: Console, values: _Values, folder: Path) -> None:
     notes = _notes(values["entries"])
     if notes:
         console.print()
-        print_labelled(console, notes)
+        print_rows(console, notes)
     console.print()
     console.print(_conclusion(values))
     console.print(printable(f"Written: {folder}"), soft_wrap=True)
@@ -125,11 +125,11 @@ def _conclusion(values: _Values) -> str:
 
 _Only = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="NAME", help="Run this entry only. May be repeated."),
+    typer.Option("--only", metavar="NAME", help="Run only this bug. Repeatable."),
 ]
-_List = Annotated[bool, typer.Option("--list", help="Print the names of all entries and exit.")]
+_List = Annotated[bool, typer.Option("--list", help="List all bugs and exit.")]
 _Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
-_Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Directory for finished entries.")]
+_Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Directory for results.")]
 
 
 def zoo(
@@ -140,14 +140,14 @@ def zoo(
     folder: _Output = Path("dpaudit-zoo"),
     as_json: Json = False,
 ) -> None:
-    """Inject publicly reported faults into training runs, and show what catches them.
+    """Run published bugs of DP training, and show what detects them.
 
-    Each fault is run along with a correct twin. Run the same command again to
-    resume.
+    Each bug runs beside a correct twin. If the command is interrupted, the same
+    command resumes it.
 
-    Exit status: 0 if every fault is caught, or known not to be, and no correct
-    twin is flagged; 1 if not; 2 for bad input; 130 if interrupted. A correct
-    twin is flagged for at most 5 % of seeds.
+    Exit status: 0 if every bug is detected or listed as undetectable, and no
+    twin is flagged (at most 5 % of seeds flag one); 1 if not; 2 bad input;
+    130 interrupted.
     """
     if is_list:
         _print_names(only or [], as_json=as_json)
@@ -168,7 +168,7 @@ def _print_names(only: list[str], *, as_json: bool) -> None:
     if as_json:
         print_json({"entries": entries})
     else:
-        print_labelled(output(), [(str(entry["name"]), str(entry["wrong"])) for entry in entries])
+        print_rows(output(), [(str(entry["name"]), str(entry["wrong"])) for entry in entries], indent="")
 
 
 def _run(only: list[str], seed: int, folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ took part in which step against Poisson sampling.
 """
 
 from dpaudit.diagnostics._collector import Diagnostics
-from dpaudit.diagnostics._diagnosis import Diagnosis, likely_causes
+from dpaudit.diagnostics._diagnosis import Diagnosis, holm, joint_causes, likely_causes, share_error
 from dpaudit.diagnostics._findings import FindingKind, finding_kinds
 from dpaudit.diagnostics._noise_check import NoiseCheck
 from dpaudit.diagnostics._p_values import Amount, Check, CheckResults, Finding
@@ -41,5 +41,8 @@ __all__ = [
     "SumChange",
     "SumRecord",
     "finding_kinds",
+    "holm",
+    "joint_causes",
     "likely_causes",
+    "share_error",
 ]

@@ -105,7 +105,7 @@ class Diagnostics:
         noise, batches = self._noise.results(claimed), self._participation
         checks = participation_checks(batches, self.sample_rate)
         if not noise.checks and not checks:
-            raise InputError("Expected at least one observed step, got none: did training run?")
+            raise InputError("No step was observed. Did training run?")
         notes = () if self.sample_rate is None else batches.rate_notes(self.sample_rate)
         return Diagnosis.of((), confidence=confidence).joined(
             noise, CheckResults(checks=tuple(checks), notes=notes)

@@ -16,6 +16,7 @@ import scipy
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy import special
 
+from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics._dependence_tests import MAX_LAG, segments
 from dpaudit.diagnostics._noise_record import NoiseRecord
@@ -257,7 +258,8 @@ def missing_direction(record: NoiseRecord) -> Check | None:
     return Check(
         name="missing-direction",
         p_value=bonferroni(p_value, len(results)),
-        sentence=f"The noise is {math.sqrt(share):.2g} of the claimed level in the direction of the {words}.",
+        sentence=f"The noise is {_validate.percent(math.sqrt(share), 2)} of the claimed level in the "
+        f"direction of the {words}.",
         estimate=math.sqrt(share),
     )
 

@@ -122,6 +122,25 @@ class Diagnosis:
         ]
         return "\n".join(lines)
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Diagnosis:
+        """Restore tests and findings; a test without a finding has no stored sentence."""
+
+        def tested(row: Mapping[str, Any]) -> dict[str, Any]:
+            estimate = math.nan if row.get("estimate") is None else float(row["estimate"])
+            return {"name": str(row["name"]), "p_value": float(row["p_value"]), "estimate": estimate}
+
+        return cls(
+            confidence=float(values["confidence"]),
+            checks=tuple(Check(sentence="", **tested(row)) for row in values["tests"]),
+            findings=tuple(
+                Finding(adjusted=float(row["adjusted"]), sentence=str(row["sentence"]), **tested(row))
+                for row in values["findings"]
+            ),
+            notes=tuple(map(str, values.get("notes", ()))),
+            assumptions=tuple(map(str, values.get("assumptions", ()))),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         noise = self.noise
@@ -268,7 +287,7 @@ def likely_causes(
     a finding locates missing or repeated noise, no cause is derived from the ratio.
 
     >>> print(*likely_causes(0.7071))
-    the noise is 0.707 of the claimed level, about 1/sqrt(2): is it added by each of 2 workers, then averaged?
+    the noise is 71 % of the claimed level, about 1/sqrt(2): is it added by each of 2 workers, then averaged?
     """
     own_causes = dict(own_causes or {})
     names, causes = _without_consequences(list(findings), own_causes), list[str]()
@@ -306,7 +325,7 @@ def _noise_causes(
     low, high = interval or (ratio * (1 - _RATIO_TOLERANCE), ratio * (1 + _RATIO_TOLERANCE))
     if low <= 1 <= high:
         return []
-    text = f"the noise is {ratio:.3g} of the claimed level"
+    text = f"the noise is {_validate.percent(ratio, 2)} of the claimed level"
     wide = 1.1  # ratio of the ends of an interval that is wide enough to fit some number of workers
     is_wide = high > wide * low
     # an interval from many observations is narrow, and the numbers of a training run are rounded

@@ -15,6 +15,13 @@ from typing import Any, Literal
 from dpaudit.diagnostics._facts import PREPARED, REPLAYED
 
 Topic = Literal["noise", "clipping", "batches", "replay", "settings"]
+_ADVICE: Mapping[Topic, str] = {
+    "noise": "Draw fresh Gaussian noise of the claimed standard deviation for every coordinate and step.",
+    "clipping": "Clip the whole gradient of each example to the claimed norm, and sum nothing else.",
+    "batches": "Draw batches by Poisson sampling at the claimed rate, or account for your sampling.",
+    "replay": "Compute everything that a step publishes or keeps from its noisy release alone.",
+    "settings": "Change the setting before you train, or claim what the setting provides.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,11 @@ class FindingKind:
     """Names or groups of findings that explain it if they are more certain."""
     explains: frozenset[str] = frozenset()
     """Names or groups of findings that follow from it if its test names the cause itself."""
+
+    @property
+    def advice(self) -> str:
+        """What to do, in one sentence."""
+        return _ADVICE[self.topic]
 
     def is_among(self, names: Iterable[str]) -> bool:
         """Return whether one of these names or groups is its own."""

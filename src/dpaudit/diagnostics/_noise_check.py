@@ -137,12 +137,12 @@ class NoiseLog:
                 continue
             if name == "noise":
                 raise InputError(
-                    f"Expected the noise of step {step} as a vector of {length or 'some'} numbers, got shape "
+                    f"The noise of step {step} must be a vector of {length or 'some'} numbers, got shape "
                     f"{values.shape} of {values.dtype}."
                 )
             raise InputError(
-                f"Expected {name}=... of step {step} as {length} finite numbers, as many as those of the "
-                f"noise, got shape {values.shape}."
+                f"{name} of step {step} must be {length} finite numbers, as many as those of the noise, got "
+                f"shape {values.shape}."
             )
         return np.stack(arrays)
 
@@ -155,7 +155,7 @@ class NoiseLog:
         is_finite = np.isfinite(rows).all(axis=1)
         if not is_finite.all():
             raise InputError(
-                f"Expected {name}=... of step {self.num_steps + int(np.argmin(is_finite))} as "
+                f"{name} of step {self.num_steps + int(np.argmin(is_finite))} must be "
                 f"{self.layout.num_parameters} finite numbers, as many as those of the noise, got shape "
                 f"{values.shape[1:]}."
             )
@@ -166,7 +166,7 @@ class NoiseLog:
         if leaves is None or leaves is self._leaves:
             return
         if self.num_steps and not self.layout.is_like(leaves):
-            raise InputError(f"Expected the same leaves in step {self.num_steps} as in the first step.")
+            raise InputError(f"Step {self.num_steps} must have the same leaves as the first step.")
         self._leaves = leaves
 
     def _require_finite(self, noise: FloatArray, squares: FloatArray) -> None:
@@ -178,8 +178,8 @@ class NoiseLog:
         step = int(np.argmin(is_finite))
         index = int(np.argmin(np.isfinite(squares[step])))
         raise InputError(
-            f"Expected finite noise in step {self.num_steps + step}, got {noise[step, index]} at "
-            f"coordinate {self.layout.coordinate(index)}: did training diverge?"
+            f"Noise must be finite, got {noise[step, index]} at coordinate {self.layout.coordinate(index)} "
+            f"in step {self.num_steps + step}. Did training diverge?"
         )
 
     def record(self, std: float = 1.0) -> NoiseRecord:
@@ -249,7 +249,7 @@ def _numbers(step: ObservedStep) -> tuple[tuple[float, float] | None, list[float
     if largest is not None:
         if not isinstance(largest, tuple | list) or len(largest) != 2:
             raise InputError(
-                f"Expected largest={quoted(largest)} to be a number and how many it is the largest of."
+                f"largest must be a number and how many it is the largest of, got {quoted(largest)}."
             )
         largest = NoiseMaximum(*(_number("largest", value) for value in largest))
     return largest, [_number(name, getattr(step, source)) for name, source in COVARIATES.items()]
@@ -260,7 +260,7 @@ def _number(name: str, value: float | None) -> float:
     try:
         return np.nan if value is None else float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"Expected {name}={quoted(value)} to be a number.") from error
+        raise InputError(f"{name} must be a number, got {quoted(value)}.") from error
 
 
 class NoiseCheck:
@@ -366,9 +366,7 @@ def _gaps(record: NoiseRecord) -> tuple[str, ...]:
     coarse, stated = is_coarse(record), np.asarray(record.covariates["noise_multiplier"])
     gaps = []
     if np.ptp(stated) > 0:  # NaN if a step states none
-        gaps.append(
-            "whether the noise multiplier, which changed during the run, depends on the data is not tested"
-        )
+        gaps.append("the noise multiplier changed during the run: dependence on the data was not tested")
     if coarse.any():
         where = "" if coarse.all() else f" at {100 * coarse.mean():.0f} % of the coordinates"
         gaps.append(

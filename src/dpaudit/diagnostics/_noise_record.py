@@ -102,12 +102,12 @@ def _named(leaves: Leaves | None, num_parameters: int) -> tuple[tuple[str, int],
     if leaves is None:
         return (("all", num_parameters),)
     if not isinstance(leaves, Iterable):
-        raise InputError(f"Expected leaves=... as the sizes of parameters, got {quoted(leaves)}.")
+        raise InputError(f"leaves must be the sizes of parameters, got {quoted(leaves)}.")
     pairs = leaves.items() if isinstance(leaves, Mapping) else ((str(i), n) for i, n in enumerate(leaves))
     named = tuple((name, _validate.integer(f"the size of leaf {name}", size, 0)) for name, size in pairs)
     total = sum(size for _, size in named)
     if total != num_parameters:
-        raise InputError(f"Expected leaves with {num_parameters} coordinates in total, got {total}.")
+        raise InputError(f"leaves must have {num_parameters} coordinates in total, got {total}.")
     return tuple((name, size) for name, size in named if size > 0)
 
 

@@ -22,6 +22,7 @@ from dataclasses import replace
 import numpy as np
 import scipy
 
+from dpaudit import _validate
 from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.diagnostics._data_tests import DATA_TESTS, noise_by_sum
 from dpaudit.diagnostics._dependence_tests import (
@@ -81,7 +82,9 @@ def noise_variance(record: NoiseRecord, confidence: float) -> Check:
     return Check(
         name="noise-variance",
         p_value=float(claim_p_value(record.energy, record.count, record.resolution)),
-        sentence="There is no noise at all." if amount.high == 0 else f"The noise is {amount}.",
+        sentence="There is no noise at all."
+        if amount.high == 0
+        else f"The noise is {_validate.percent(amount.ratio, 2)} of the claimed level.",
         estimate=amount.ratio,
         cause=_trend(record),
     )
@@ -119,8 +122,9 @@ def _trend(record: NoiseRecord) -> str:
         return ""
     change = "shrinks" if last < first else "grows"
     return (
-        f"the noise {change} during the run, from {first:.2g} to {last:.2g} of the claimed level: is the "
-        "noise multiplier changed by a scheduler, or does the noise depend on something that changes?"
+        f"the noise {change} during the run, from {_validate.percent(first, 2)} to "
+        f"{_validate.percent(last, 2)} of the claimed level: is the noise multiplier changed "
+        "by a scheduler, or does the noise depend on something that changes?"
     )
 
 
@@ -169,7 +173,7 @@ def _least(
     return Check(
         name=name,
         p_value=bonferroni(p_values[least], energies.size),
-        sentence=f"The noise of {unit} {label(least)} is {ratio:.2g} of the claimed level"
+        sentence=f"The noise of {unit} {label(least)} is {_validate.percent(ratio, 2)} of the claimed level"
         f"{_others(unit, p_values)}.",
         estimate=ratio,
         cause=cause(least),

@@ -84,8 +84,8 @@ class Amount:
 
     def __str__(self) -> str:
         return (
-            f"{self.ratio:.4g} of the claimed level ({_validate.percent(self.confidence)} interval "
-            f"{self.low:.4g} to {self.high:.4g})"
+            f"{_validate.percent(self.ratio, 3)} of the claimed level ({_validate.percent(self.confidence)} "
+            f"interval {_validate.percent(self.low, 3)} to {_validate.percent(self.high, 3)})"
         )
 
 

@@ -81,7 +81,7 @@ class ParticipationRecord:
     def observe(self, indices: Any, num_examples: int) -> None:
         """Add one batch: the indices of its examples in a data set of ``num_examples``."""
         if self.num_steps and not self.has_members:
-            raise InputError("Expected the size of the batch, as in earlier steps, got its examples.")
+            raise InputError("Pass the size of the batch, as in earlier steps, not its examples.")
         members = _members(indices, self._require_same(num_examples))
         is_in = np.zeros(self.num_examples, dtype=np.bool_)  # a mask is faster than sets
         is_in[members] = True
@@ -108,17 +108,17 @@ class ParticipationRecord:
     def observe_size(self, size: int, num_examples: int) -> None:
         """Add the size of one batch whose examples are unknown."""
         if self.has_members:
-            raise InputError("Expected the examples of the batch, as in earlier steps, got its size.")
+            raise InputError("Pass the examples of the batch, as in earlier steps, not its size.")
         largest = self._require_same(num_examples)
         if _validate.integer("size", size, 0) > largest:
-            raise InputError(f"Expected size={size} to be at most num_examples={largest}.")
+            raise InputError(f"size must be at most num_examples={largest}, got {size}.")
         self.sizes.append(int(size))
 
     def _require_same(self, num_examples: int) -> int:
         _validate.integer("num_examples", num_examples)
         if self.num_steps and num_examples != self.num_examples:
             raise InputError(
-                f"Expected num_examples={num_examples} to be {self.num_examples}, as in earlier steps."
+                f"num_examples must be {self.num_examples}, as in earlier steps, got {num_examples}."
             )
         self.num_examples = int(num_examples)
         return self.num_examples
@@ -162,11 +162,11 @@ def _members(indices: Any, num_examples: int) -> IntArray:
     members = np.asarray(indices)
     if members.ndim != 1 or (members.size and members.dtype.kind not in "iu"):
         raise InputError(
-            f"Expected indices as a vector of whole numbers, got shape {members.shape} of {members.dtype}."
+            f"indices must be a vector of whole numbers, got shape {members.shape} of {members.dtype}."
         )
     if members.size and (members.min() < 0 or members.max() >= num_examples):
         outside = members[(members < 0) | (members >= num_examples)]
-        raise InputError(f"Expected indices from 0 to {num_examples - 1}, got {outside[0]}.")
+        raise InputError(f"indices must be between 0 and {num_examples - 1}, got {outside[0]}.")
     return members.astype(np.int64, copy=False)
 
 
@@ -191,7 +191,8 @@ def participation_checks(record: ParticipationRecord, claimed: float | None) -> 
 
 def batch_sizes(record: ParticipationRecord) -> Check | None:
     """Test how much batch sizes vary: fixed ones do not at all, those of groups too much."""
-    check = _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
+    sizes, same = np.asarray(record.sizes), "Every batch has the same size"
+    check = _spread("batch-sizes", "batch sizes", same, sizes, record.num_examples)
     if check is None or check.estimate <= 1:
         return check
     return replace(
@@ -233,11 +234,13 @@ def _with_limits(spread: Check | None, record: ParticipationRecord) -> Check | N
 def participation_counts(record: ParticipationRecord) -> Check | None:
     """Test how much participation counts vary: in shuffled epochs, all examples take part equally often."""
     order = fixed_rng(4).permutation(record.num_examples)
-    text = "Participation counts vary"
-    return _spread("participation-counts", text, record.counts[order], record.num_steps)
+    same = "Every example took part equally often"
+    return _spread(
+        "participation-counts", "participation counts", same, record.counts[order], record.num_steps
+    )
 
 
-def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None:
+def _spread(name: str, what: str, same: str, counts: IntArray, trials: int) -> Check | None:
     """Test squared differences of pairs of counts, given their sums, with a Chernoff bound."""
     max_pairs = 2**15  # pairs of counts that are compared
     pairs = counts[: counts.size // 2 * 2].reshape(-1, 2)[:max_pairs]
@@ -250,7 +253,9 @@ def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None
     return Check(
         name=name,
         p_value=expected.p_value(observed),
-        sentence=f"{text} {ratio:.2g} times as much as under Poisson sampling.",
+        sentence=f"{same}; under Poisson sampling, {what} would vary."
+        if observed == 0
+        else f"{what.capitalize()} vary {ratio:.2g} times as much as under Poisson sampling.",
         estimate=ratio,
     )
 

@@ -129,8 +129,8 @@ class RowRecord:
             copied_rows(self, self.num_examples),
         ]
         unranked = (
-            "whether some examples are drawn more often than others is not tested, because too many may be "
-            f"identical: {_CALL}"
+            "examples that are drawn more often than others, because too many examples may be identical: "
+            f"{_CALL}"
         )
         return [check for check in checks if check is not None], [unranked] if checks[2] is None else []
 

@@ -22,12 +22,12 @@ MAX_SAMPLED = 1024  # coordinates that an observer reads, which takes a few micr
 # what no check can test without a field
 _UNTESTED = {
     "noise": "the noise",
-    "total": "whether the noise depends on the sum, or contains a part of an earlier one,",
-    "weights": "whether a part of the noise is a penalty of the weights",
-    "sum_norm": "whether the noise depends on the norm of the sum",
-    "num_rows": "whether the noise depends on the size of the batch",
-    "max_row_norm": "whether the noise depends on the largest gradient of the batch",
-    "example_sum_norm": "whether the sum is longer than its clipped rows allow",
+    "total": "noise that depends on the sum, or contains a part of an earlier one",
+    "weights": "noise that contains a penalty of the weights",
+    "sum_norm": "noise that depends on the norm of the sum",
+    "num_rows": "noise that depends on the size of the batch",
+    "max_row_norm": "noise that depends on the largest gradient of the batch",
+    "example_sum_norm": "sums that are longer than their clipped rows allow",
     "batch": "how batches are drawn",
 }
 
@@ -165,11 +165,7 @@ def _is_given(value: Any, default: Any) -> bool:
 def missing_fields(given: Iterable[str], needed: Iterable[str]) -> tuple[str, ...]:
     """Return a sentence for each missing field that says what is not tested without it."""
     seen = set(given)
-    return tuple(
-        f"{_UNTESTED[name]} is not tested, because the observer gives no {name}"
-        for name in needed
-        if name not in seen
-    )
+    return tuple(f"{_UNTESTED[name]} (this observer cannot test it)" for name in needed if name not in seen)
 
 
 @dataclass(frozen=True, eq=False)

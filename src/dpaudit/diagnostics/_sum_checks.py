@@ -186,8 +186,7 @@ class BatchRecord:
         """Add the batch that a loop reports: indices of its examples in a data set of ``num_examples``."""
         if self._num_drawn:
             raise InputError(
-                "Expected no observe_batch() for a loader that the observer follows, whose batches are "
-                "recorded automatically."
+                "The observer records the batches of this loader itself; remove observe_batch()."
             )
         self.participation.observe(indices, num_examples)
         self._given.append(len(indices))
@@ -215,7 +214,9 @@ class BatchRecord:
         index, self._num_steps = self._num_steps, self._num_steps + 1
         if self.would_exceed(rows) and is_exact:
             left = self._num_drawn - self._num_rows
-            self._more.add(rows - left, f"in step {index}, {rows} rows, with {left} drawn examples left")
+            self._more.add(
+                rows - left, f"in step {index}, {rows} rows, but {left or 'no'} drawn examples were left"
+            )
         self._num_rows = min(self._num_rows + rows, self._num_drawn)
         batches = self._batches_of(rows)
         if not batches:

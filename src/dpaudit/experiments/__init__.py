@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
         import_module("pydantic")
         import_module("torch")
     except ImportError as error:
-        raise MissingExtraError("Running experiments", "torch") from error
+        raise MissingExtraError("Running experiments", "torch pydantic") from error
     globals()[name] = value = getattr(import_module(f"dpaudit.experiments.{home}"), name)
     return value
 

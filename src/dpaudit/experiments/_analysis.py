@@ -20,7 +20,7 @@ import numpy as np
 from dpaudit import canaries
 from dpaudit._io import read_array
 from dpaudit.accounting import Claim, SubsampledGaussian
-from dpaudit.diagnostics._diagnosis import share_error
+from dpaudit.diagnostics import share_error
 from dpaudit.errors import InputError
 from dpaudit.methods import MethodComparison, NamedBound, examine
 from dpaudit.recording import WHOLE_RUN_RULE
@@ -104,18 +104,17 @@ class RunScores:
         """Read the scores of a run with this result; raise unless they can be counted."""
         expected = SCORES_OF_MODES.get(str(values.get("mode")))
         if expected is None:
-            raise InputError(f"Expected mode to be one of {', '.join(SCORES_OF_MODES)}.")
+            raise InputError(f"mode must be one of {', '.join(SCORES_OF_MODES)}.")
         arrays = {}
         for name, kinds in SCORE_FILES.items():
             array = read_array(folder / f"{name}.npy", kinds)
             if array is None and name in expected:
                 raise InputError(
-                    f"Expected {folder / name}.npy, from which the numbers of the run follow, but it is "
-                    "missing; restore it."
+                    f"{folder / name}.npy, from which the numbers of the run follow, is missing; restore it."
                 )
             if array is not None and name not in expected:
                 raise InputError(
-                    f"Expected no {folder / name}.npy in a run of mode {values['mode']}; remove it."
+                    f"{folder / name}.npy does not belong to a run of mode {values['mode']}; remove it."
                 )
             if array is not None:
                 arrays[name] = array
@@ -173,7 +172,7 @@ class RunScores:
     def num_counted(self, num_steps: int) -> int:
         """Return how many of the first steps count for the bound."""
         if not 0 < num_steps <= 10_000_000:  # more are not planned by any run
-            raise InputError(f"Expected a number of steps in [1, 10,000,000], got {num_steps!s:.40}.")
+            raise InputError(f"The number of steps must be between 1 and 10,000,000, got {num_steps!s:.40}.")
         canary = self._gradients
         return num_steps if canary is None else sum(map(canary.is_counted, range(num_steps)))
 
@@ -190,7 +189,7 @@ class RunScores:
         if self.are_guessed:
             return Observations.from_presence(scores, present, scores_of=ONE_RUN)
         if scores.ndim != 2:
-            raise InputError(f"Expected scores of steps x canaries, got shape {scores.shape}.")
+            raise InputError(f"Scores must be steps x canaries, got shape {scores.shape}.")
         if self.values["mode"] == "paper":
             return Observations.from_presence(scores, present, normalized=True, paired=True, scores_of=STEP)
         # as in the score log of a recorder
@@ -227,7 +226,7 @@ class RunScores:
             gained = (absent == high) & (high == most or np.nextafter(high, -most) in every)
             count = int(lost.sum() + gained.sum())
             if count != num_failed and -most < low and high < most:
-                raise InputError(f"Expected num_failed={num_failed!s:.20} to be {count}, as the scores show.")
+                raise InputError(f"num_failed must be {count}, as the scores show, got {num_failed!s:.20}.")
         arrays = {"with_canary": np.where(lost, -1.0, 1.0), "without_canary": np.where(gained, 2.0, 0.0)}
         return replace(self, arrays=arrays)
 
@@ -240,10 +239,10 @@ def compare(scores: RunScores, result: Result | None = None) -> MethodComparison
     if scores.values["mode"] == "many-runs":
         return _compare_runs(scores)
     if scores.claim is None:
-        raise InputError("Expected noise_multiplier to be positive, got 0.")
+        raise InputError("noise_multiplier must be positive, got 0.")
     if scores.are_guessed:
         return _compare_guesses(scores, scores.claim)
-    result = result or _audit(scores, scores.claim)
+    result = _audit(scores, scores.claim) if result is None else result
     is_whole_run = scores.values["mode"] == "end-to-end"
     return examine(
         scores.observations,

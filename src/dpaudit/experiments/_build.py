@@ -152,8 +152,8 @@ class Resolved:
         missing = [name for name in cls.__dataclass_fields__ if name not in stored]
         if missing:
             raise InputError(
-                f"Expected {', '.join(missing)} in {source}, got none: the run was started by another "
-                "version of dpaudit; choose another output directory."
+                f"{source} has no {', '.join(missing)}: the run was started by another version of dpaudit; "
+                "choose another output directory."
             )
         return cls(**{name: stored[name] for name in cls.__dataclass_fields__})
 
@@ -176,9 +176,8 @@ def require_same_data(resolved: Resolved, data: Dataset) -> None:
     """Raise if the examples have changed: the claim and the checkpoint refer to the original ones."""
     if _digest(data) != resolved.data_digest:
         raise InputError(
-            f"Expected the {resolved.num_examples} training examples that the run started with, got "
-            f"{len(data)} different ones: the data files have changed; restore them or choose another output "
-            "directory."
+            f"The data files have changed: the run started with {resolved.num_examples} training examples, "
+            f"and these {len(data)} are not the same. Restore them or choose another output directory."
         )
 
 
@@ -186,8 +185,8 @@ def require_same_code(resolved: Resolved, config: Config) -> None:
     """Raise if the training function has changed: the scores of two versions must not be mixed."""
     if isinstance(config.model, FunctionModel) and _code_digest(config) != resolved.code_digest:
         raise InputError(
-            f"Expected model.function={config.model.function!r} to be unchanged since the run started, but "
-            "its file has changed; restore it or choose another output directory."
+            f"The file of model.function={config.model.function!r} has changed since the run started; "
+            "restore it or choose another output directory."
         )
 
 
@@ -210,8 +209,8 @@ def _sample_rate(training: TrainingConfig, num_examples: int) -> float:
         return training.sample_rate
     if training.batch_size > num_examples:
         raise InputError(
-            f"Expected training.batch_size={training.batch_size:g} to be at most {num_examples}, the number "
-            "of examples."
+            f"training.batch_size must be at most {num_examples}, the number of examples, got "
+            f"{training.batch_size:g}."
         )
     return training.batch_size / num_examples
 
@@ -329,7 +328,7 @@ def split_held_out(
         return test, None
     if count >= len(test):
         raise InputError(
-            f"Expected audit.held_out={count} to be less than {len(test)}, the number of test examples."
+            f"audit.held_out must be below {len(test)}, the number of test examples, got {count}."
         )
     return hold_out(test, count, seed=resolved.audit_seed, apart_from=train)
 
@@ -355,7 +354,7 @@ def model_for(config: ModelConfig, data: Dataset) -> Callable[[], nn.Module]:
 
 def _require(ok: bool, model: str, expected: str, data: Dataset) -> None:
     if not ok:
-        raise InputError(f"Expected data with {expected} for the model {model}, got {data!r}.")
+        raise InputError(f"The model {model} needs data with {expected}, got {data!r}.")
 
 
 def settings_of(training: TrainingConfig, resolved: Resolved) -> DPSGD:
@@ -393,7 +392,7 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"Expected a device that is available to torch, got device={name!r}.") from error
+        raise InputError(f"device={name!r} is not available to torch.") from error
     return device
 
 
@@ -427,11 +426,11 @@ def _first(data: Dataset, count: int | None, name: str) -> Dataset:
 
 def _require_at_most(name: str, count: int, available: int) -> None:
     if count > available:
-        raise InputError(f"Expected data.{name}={count} to be at most {available}.")
+        raise InputError(f"data.{name} must be at most {available}, got {count}.")
 
 
 def example(name: str) -> str:
     """Return the text of a commented config."""
     if name not in EXAMPLES:
-        raise InputError(f"Expected one of the examples {', '.join(EXAMPLES)}, got {name!r}.")
+        raise InputError(f"{name!r} is not an example; choose from {', '.join(EXAMPLES)}.")
     return (resources.files("dpaudit.experiments") / "examples" / f"{name}.toml").read_text(encoding="utf-8")

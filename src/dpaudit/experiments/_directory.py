@@ -67,16 +67,15 @@ class RunDirectory:
         if stored is None:
             if (name := self._other_file("provenance.json")) is not None:  # that is written first
                 raise InputError(
-                    f"Expected an empty directory or that of a run, but there is {name} without a "
-                    f"config.json in {self.path}; remove it or choose another output directory."
+                    f"{self.path} is neither empty nor the directory of a run: it has {name} without a "
+                    "config.json. Remove it or choose another output directory."
                 )
             return None
         stored = require_checksum(self._json.path("config"), stored)
         changed = difference(stored.get("config"), config.identity())
         if changed is not None:
             raise InputError(
-                f"Expected the config of the run in {self.path}, but {changed}; choose another output "
-                "directory."
+                f"{self.path} holds a run with another config: {changed}. Choose another output directory."
             )
         resolved = stored.get("resolved")
         return dict(resolved) if isinstance(resolved, Mapping) else {}
@@ -89,8 +88,8 @@ class RunDirectory:
         written = "config.json", "provenance.json", "result.json", MANIFEST
         if (name := self._other_file(*written, *progress, *arrays)) is not None:
             raise InputError(
-                f"Expected only files of this run in {self.path}, but there is {name}, which a run of mode "
-                f"{mode} does not write; remove it or choose another output directory."
+                f"{self.path} has {name}, which a run of mode {mode} does not write; remove it or choose "
+                "another output directory."
             )
 
     def start(self, config: Config, resolved: Resolved) -> None:
@@ -178,8 +177,7 @@ def require_no_run_file(path: Path) -> None:
     is_run = any(os.path.lexists(path.with_name(name)) for name in names)
     if is_run and path.name in (*RUN_FILES, *names):
         raise InputError(
-            f"Expected {path} not to be a file of a run, but it belongs to the run in {path.parent}, which "
-            "would be damaged; choose another file."
+            f"{path} belongs to the run in {path.parent}, which would be damaged; choose another file."
         )
 
 
@@ -203,10 +201,7 @@ def check_seal(folder: Path) -> Seal | None:
         elif name in files:
             _require_unchanged(path, files[name])
         elif os.path.lexists(path):
-            raise InputError(
-                f"Expected no {name} in {folder}, because the run was sealed without it, but it was added "
-                "later; remove it."
-            )
+            raise InputError(f"{name} in {folder} was added after the run was sealed; remove it.")
     return Seal(digest_of_manifest, tuple(absent), _uncovered(folder))
 
 
@@ -225,18 +220,17 @@ def _read_manifest(folder: Path) -> tuple[Mapping[str, Any], str]:
     stored = values.pop("seal", None)
     files = values.get("files")
     if not isinstance(files, Mapping) or "result.json" not in files or stored != digest(values):
-        raise InputError(f"Expected {path} to be as the run left it, but it has changed; {_AGAIN}.")
+        raise InputError(f"{path} was changed after the run; {_AGAIN}.")
     return files, str(stored)
 
 
 def _require_unchanged(path: Path, expected: object) -> None:
     if not os.path.lexists(path):
-        raise InputError(f"Expected {path}, which manifest.json lists, but it is missing; {_AGAIN}.")
+        raise InputError(f"{path}, which manifest.json lists, is missing; {_AGAIN}.")
     _require_file(path)
     if _digest_of(path) != expected:
         raise InputError(
-            f"Expected {path} to be as the run left it, but its SHA-256 is not that in manifest.json; "
-            f"{_AGAIN}."
+            f"{path} was changed after the run: its SHA-256 is not that in manifest.json; {_AGAIN}."
         )
 
 
@@ -253,7 +247,7 @@ def _require_file(path: Path, otherwise: str = _AGAIN) -> None:
         mode = path.lstat().st_mode
     if not stat.S_ISREG(mode):
         kind = "a link" if stat.S_ISLNK(mode) else "not a file"
-        raise InputError(f"Expected {path} to be a file of the run, but it is {kind}; {otherwise}.")
+        raise InputError(f"{path} must be a file of the run, but it is {kind}; {otherwise}.")
 
 
 def _digest_of(path: Path) -> str:
@@ -277,9 +271,7 @@ def require_checksum(
     content = {key: value for key, value in values.items() if key != CHECKSUM}
     if values.get(CHECKSUM) != digest(content):
         reason = "its checksum differs" if CHECKSUM in values else "it has no checksum"
-        raise InputError(
-            f"Expected {path} to be as the run wrote it, but {reason}; restore it or {otherwise}."
-        )
+        raise InputError(f"{path} was changed after the run wrote it: {reason}; restore it or {otherwise}.")
     return content
 
 
@@ -301,8 +293,8 @@ def read_checkpoint(path: Path) -> bytes:
 def damaged_checkpoint(path: Path) -> InputError:
     """Return the error for a checkpoint that cannot be resumed from."""
     return InputError(
-        f"Expected an intact checkpoint in {path}, but it is damaged; delete it to restart the run from its "
-        "first step with the same seeds."
+        f"The checkpoint {path} is damaged; delete it to restart the run from its first step with the same "
+        "seeds."
     )
 
 
@@ -310,8 +302,7 @@ def check_unfinished(folder: Path) -> Iterator[str]:
     """Check all files that a run is resumed from; yield what is stored."""
     if not (folder / "config.json").exists():
         raise InputError(
-            f"Expected {folder} to be the directory of a run, but there is neither a manifest.json nor a "
-            "config.json."
+            f"{folder} is not the directory of a run: it has neither a manifest.json nor a config.json."
         )
     require_files(folder)
     for name in ("config.json", "provenance.json", "canary.json"):

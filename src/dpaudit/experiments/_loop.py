@@ -204,8 +204,8 @@ def restore(path: Path, training: Training, run: str) -> float:
         raise_if_machine(error, f"Cannot read {path}")  # deleting an intact checkpoint would lose it
         raise damaged_checkpoint(path) from error
     raise InputError(
-        f"Expected a checkpoint of this run in {path}, got that of another run; restore it, or delete it to "
-        "restart the run from its first step with the same seeds."
+        f"The checkpoint {path} is of another run; restore it, or delete it to restart the run from its "
+        "first step with the same seeds."
     )
 
 

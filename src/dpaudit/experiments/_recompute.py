@@ -3,7 +3,7 @@
 ``dpaudit verify`` does only this; ``dpaudit run`` and ``dpaudit report`` do it before they repeat a stored
 result. The methods follow from the config: a result cannot choose a confidence, a bound or a method of its
 own, nor omit one. What cannot be recomputed, such as power, tests, likely causes and what is not covered,
-only the seal protects; ``docs/run.md`` lists it. An unfinished run is checked by its checksums.
+only the seal protects; ``docs/experiments.md`` lists it. An unfinished run is checked by its checksums.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import dpaudit
 from dpaudit import _io
 from dpaudit._io import read_json
 from dpaudit._provenance import digest, seed_digest
-from dpaudit.diagnostics import Check, Diagnosis, Finding
+from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import DpauditError, IncompleteError, InputError, message_of, quoted
 from dpaudit.experiments._analysis import (
     RESULT_SCHEMA,
@@ -113,9 +113,9 @@ def remarks_on(folder: Path, values: Mapping[str, Any], seal: Seal | None) -> tu
     """Recompute a result; return what a reader has to know, raise if it contradicts the scores."""
     if seal is None:
         raise InputError(
-            f"Expected manifest.json in {folder}, but it is missing: the run was interrupted before it was "
-            "sealed, or the manifest was removed; restore it, or repeat the dpaudit run command, which "
-            "derives the result again and seals it."
+            f"{folder} has no manifest.json: the run was interrupted before it was sealed, or the manifest "
+            "was removed; restore it, or repeat the dpaudit run command, which derives the result again "
+            "and seals it."
         )
     verify_against_scores(folder, values)
     return (f"Removed since the run was sealed: {', '.join(seal.absent)}.",) if seal.absent else ()
@@ -126,7 +126,7 @@ def verify_against_scores(folder: Path, values: Mapping[str, Any]) -> None:
     path = folder / "result.json"
     with _as_damage(path):
         if values.get("schema_version") != RESULT_SCHEMA:
-            raise InputError(f"Expected schema_version={RESULT_SCHEMA}, got another one.")
+            raise InputError(f"schema_version must be {RESULT_SCHEMA}.")
         config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
         raise_on_mismatch(path, "config.json", values, _config_values(config), rel_tol=0.0)
         audit = config["config"]["audit"] if config else values["audit"]
@@ -158,8 +158,8 @@ def raise_on_mismatch(
     source = f"in {source}" if source.endswith(".json") else source
     for key, value, other in iter_differences("", stored, expected, rel_tol=rel_tol):
         raise InputError(
-            f"Expected {quoted(key)[1:-1]} = {quoted(other)} in {path}, as {source}, got {quoted(value)}: "
-            f"one of them has changed{reason}."
+            f"{quoted(key)[1:-1]} is {quoted(value)} in {path}, but {quoted(other)} {source}: one of them "
+            f"has changed{reason}."
         )
 
 
@@ -212,8 +212,7 @@ def _as_damage(path: Path) -> Iterator[None]:
         raise InputError(f"{str(error).removesuffix('.')}, in {path}.") from error
     except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"Expected the result of a run in {path}, but it is damaged; delete it and run the same command "
-            "again to recreate it."
+            f"{path} is damaged; delete it and run the same command again to recreate it."
         ) from error
 
 
@@ -225,7 +224,7 @@ def _require_settings(audit: Mapping[str, Any]) -> None:
     if audit.get("threshold") not in THRESHOLD_RULES:
         wrong.append("threshold")
     for key in wrong:
-        raise InputError(f"Expected audit.{key} as a run writes it, got {quoted(audit.get(key))}.")
+        raise InputError(f"audit.{key} is not as a run writes it: {quoted(audit.get(key))}.")
 
 
 def _compare(scores: RunScores) -> MethodComparison:
@@ -252,8 +251,11 @@ def _recomputed_values(scores: RunScores, comparison: MethodComparison) -> dict[
         vars(result).update(power=replace(power, parameter=math.inf) if result.is_blind else power)
         vars(result).update(attack_power=None)
     expected = plain_values(scores, replace(comparison, result=result))
-    for key in ("power", "likely_causes", "not_covered", "notes", "scores_of"):
+    for key in ("power", "likely_causes", "not_covered", "specific", "notes", "scores_of"):
         expected.pop(key, None)
+    for table, stored in ((expected, values), (expected["claim"], values["claim"])):
+        for key in {"condition", "size", "needed", "description"} - stored.keys():
+            table.pop(key, None)  # runs of version 0.2.0 lack them
     if diagnosis is not None:
         expected["diagnosis"] = _finding_values(diagnosis)
     assumptions = values["bound"]["assumptions"]
@@ -279,7 +281,7 @@ def _step_sizes(scores: RunScores, values: Mapping[str, Any]) -> dict[str, Any]:
     num_planned = scores.audit.get("first_steps") or values["num_steps"]
     is_stopped = values["stopped_early"] is True and scores.audit["stop_on_violation"] is True
     if num_recorded > num_planned or (num_recorded < num_planned and not is_stopped):
-        raise InputError(f"Expected the scores of {num_planned!s:.40} steps, got those of {num_recorded}.")
+        raise InputError(f"The run planned {num_planned!s:.40} steps, but has the scores of {num_recorded}.")
     num_done = values["num_done" if is_stopped else "num_steps"]
     if num_recorded < num_planned:  # it was stopped before all scores were recorded
         num_done = num_recorded
@@ -294,25 +296,12 @@ def _recomputed_diagnosis(scores: RunScores) -> Diagnosis | None:
         return None
     if stored is None:
         if not any(str(text).startswith("the noise is not tested") for text in scores.values["not_covered"]):
-            raise InputError("Expected the tests of the noise, got no diagnosis.")
+            raise InputError("The diagnosis is missing, although the noise was tested.")
         return None
-    checks = [Check(sentence="", **_test_values(row)) for row in stored["tests"]]
-    names = {check.name for check in checks}
-    certain = [
-        Finding(adjusted=0.0, sentence="", **_test_values(row))
-        for row in stored["findings"]
-        if row["name"] not in names
-    ]
-    return Diagnosis.of(checks, confidence=confidences(scores)[1], certain=certain)
-
-
-def _test_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    estimate = row.get("estimate")
-    return {
-        "name": str(row["name"]),
-        "p_value": float(row["p_value"]),
-        "estimate": math.nan if estimate is None else float(estimate),
-    }
+    restored = Diagnosis.from_dict(stored)
+    names = {check.name for check in restored.checks}
+    certain = [replace(finding, adjusted=0.0) for finding in restored.findings if finding.name not in names]
+    return Diagnosis.of(restored.checks, confidence=confidences(scores)[1], certain=certain)
 
 
 def _finding_values(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def rehearse(
     """
     if config.threat_model == ThreatModel.BLACK_BOX.value:
         raise InputError(
-            "Expected threat_model to be 'gradient' or 'input', got 'black-box'; use run(), which keeps the "
+            "threat_model must be 'gradient' or 'input', got 'black-box'; use run(), which keeps the "
             "scores in a directory."
         )
     if keep:

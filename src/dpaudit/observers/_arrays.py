@@ -75,9 +75,9 @@ def require_rows(gradients: Any) -> tuple[int, int]:
     """Return the shape of per-example gradients; raise if it is not examples x parameters."""
     shape = tuple(getattr(gradients, "shape", ()))
     if len(shape) != 2 or shape[1] == 0:
-        raise InputError(f"Expected gradients of shape examples x parameters, got {shape}.")
+        raise InputError(f"gradients must have shape examples x parameters, got {shape}.")
     if "float" not in str(gradients.dtype):  # canaries would be truncated to integers
-        raise InputError(f"Expected gradients of a floating-point dtype, got {gradients.dtype}.")
+        raise InputError(f"gradients must have a floating-point dtype, got {gradients.dtype}.")
     return shape
 
 
@@ -85,7 +85,7 @@ def require_vector(released: Any, num_parameters: int) -> FloatArray:
     """Return the release of a step in double precision; raise if it has the wrong shape."""
     shape = tuple(getattr(released, "shape", ()))
     if shape != (num_parameters,):
-        raise InputError(f"Expected the step to return a gradient of shape ({num_parameters},), got {shape}.")
+        raise InputError(f"The step must return a gradient of shape ({num_parameters},), got {shape}.")
     return as_numpy(released)
 
 
@@ -96,9 +96,7 @@ def leaves(tree: Any) -> list[Any]:
     if isinstance(tree, list | tuple):
         return [leaf for subtree in tree for leaf in leaves(subtree)]
     if not hasattr(tree, "shape"):
-        raise InputError(
-            f"Expected arrays in dictionaries, lists and tuples, got a {type(tree).__name__} among them."
-        )
+        raise InputError(f"Dictionaries, lists and tuples must contain arrays, got a {type(tree).__name__}.")
     return [tree]
 
 

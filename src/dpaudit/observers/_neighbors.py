@@ -50,11 +50,11 @@ def batch_size(batch: Any) -> int:
     sizes = {int(leaf.shape[0]) if len(leaf.shape) else 0 for leaf in leaves(batch)}
     if len(sizes) != 1:
         raise InputError(
-            f"Expected a batch of arrays with one row per example, got first dimensions {sorted(sizes)}."
+            f"A batch must be arrays with one row per example, got first dimensions {sorted(sizes)}."
         )
     size = sizes.pop()
     if size < _MIN_EXAMPLES:
-        raise InputError(f"Expected a batch of at least {_MIN_EXAMPLES} examples, got {size}.")
+        raise InputError(f"A batch must have at least {_MIN_EXAMPLES} examples, got {size}.")
     return size
 
 
@@ -138,8 +138,7 @@ class _Examples:
         real = [number for number, row in enumerate(self.rows) if self._mark is None or not row[self._mark]]
         if len(real) < _MIN_EXAMPLES:
             raise InputError(
-                f"Expected a batch of at least {_MIN_EXAMPLES} examples that are not padding, got "
-                f"{len(real)}."
+                f"A batch must have at least {_MIN_EXAMPLES} examples that are not padding, got {len(real)}."
             )
         return real[0], real[-1]
 

@@ -112,11 +112,10 @@ def _require_repeatable(step: ReplayedStep, first: StepTrace, second: StepTrace)
             raise trace.error
     if not first.releases:
         raise InputError(
-            "Expected step(batch) to release a noisy gradient, but it added no noise: does it call the "
-            "private optimizer or privatizer that was passed?"
+            "step(batch) added no noise. Does it call the private optimizer or privatizer that was passed?"
         )
     if not first.is_finite:
-        raise InputError("Expected a batch with a finite release, got one that is infinite or NaN.")
+        raise InputError("The release of this batch is infinite or NaN; pass a batch with a finite release.")
     _require_same(step, first, second)
     # what differs anyway, such as a time
     shared = first.attributes.items() & second.attributes.items()
@@ -128,7 +127,7 @@ def _require_same(step: ReplayedStep, first: StepTrace, second: StepTrace) -> No
     difference = first.difference(second)
     if difference is not None:
         raise InputError(
-            f"Expected two runs of the step on the same batch to agree bit for bit, got {difference}: "
+            f"Two runs of the step on the same batch must agree bit for bit, got {difference}: "
             f"{step.how_to_repeat}; let it read no data but its batch."
         )
 
@@ -397,8 +396,8 @@ class _Comparison:
         """Raise if no neighbor changed any release."""
         if not self._has_effect and not self._findings:
             raise InputError(
-                "Expected step(batch) to train on its batch, but no change of an example changed the "
-                "release: does the step read from a loader of its own?"
+                "No change of an example changed the release of step(batch). Does the step read from a "
+                "loader of its own?"
             )
 
     def result(self) -> ReplayResult:

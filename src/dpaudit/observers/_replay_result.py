@@ -140,7 +140,7 @@ class ReleaseFunction(ReplayedStep):
         noisy = self._divisor * as_numpy(released).reshape(-1)
         if first is not None and first.releases[0].noisy.shape != noisy.shape:
             raise InputError(
-                f"Expected releases of the same shape, got {first.releases[0].noisy.size} numbers for the "
+                f"Releases must have the same shape, got {first.releases[0].noisy.size} numbers for the "
                 f"batch and {noisy.size} for a neighboring one."
             )
         trace.releases.append(ReleaseTrace(noisy=noisy, unit=self._unit, eps=_eps(released)))

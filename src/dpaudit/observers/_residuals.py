@@ -120,10 +120,10 @@ class KnownSum:
         excess = max(squared - variance, 0.0)  # without that of independent noise
         off, is_certain = math.sqrt(excess) / self._norm, mean > _CERTAIN * max(error, _ROUNDING * self._norm)
         problem = UnknownSumError(
-            "Expected the step to release the sum of the clipped gradients plus noise, got a sum that "
-            f"differs by {off:.3g} clipping norms where no canary is present: are the gradients not "
-            "clipped or clipped to another norm, or is the sum or the noisy sum clipped again, or "
-            "divided? Pass gradients of zeros instead, which no clipping changes."
+            "The step must release the sum of the clipped gradients plus noise, but the sum differs by "
+            f"{off:.3g} clipping norms where no canary is present: are the gradients not clipped or clipped "
+            "to another norm, or is the sum or the noisy sum clipped again, or divided? Pass gradients of "
+            "zeros instead, which no clipping changes."
         )
         problem.is_small = off <= _FAR and not (is_certain and mean**2 > _MOST * excess)
         raise problem

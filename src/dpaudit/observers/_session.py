@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import lru_cache, wraps
-from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, NoReturn, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -80,16 +79,23 @@ class AuditOptions(TypedDict, total=False):
 
 
 def observer(observe: Callable[P, R]) -> Callable[P, R]:
-    """Make an observer refuse, when it is called, options that are unknown or contradict each other."""
-    names = inspect.signature(observe).parameters.keys() | AuditOptions.__annotations__.keys()
+    """Make an observer list the shared options, the claim first, and refuse others when it is called."""
+    signature = inspect.signature(observe)
+    parameters = {name: option for name, option in signature.parameters.items() if name != "options"}
+    defaults = {"confidence": 0.95, "tests": True, "callbacks": ()}
+    for name, annotation in AuditOptions.__annotations__.items():
+        kind, text = inspect.Parameter.KEYWORD_ONLY, annotation.__forward_arg__
+        parameters[name] = inspect.Parameter(name, kind, default=defaults.get(name), annotation=text)
+    ordered = sorted(parameters.values(), key=lambda option: (option.kind, option.name != "claim"))
 
     @wraps(observe)
     def checked(*args: P.args, **options: P.kwargs) -> R:
         _validate.no_epsilon(options, CLAIM_PARTS)
-        for name in options.keys() - names:
+        for name in options.keys() - parameters.keys():
             raise TypeError(f"{observe.__name__}() got an unexpected keyword argument {name!r}")
         return observe(*args, **options)
 
+    checked.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
     return checked
 
 
@@ -108,8 +114,8 @@ class AuditSession(AbstractContextManager[Recorder]):
         """Install the observer; return the recorder of the steps from now on."""
         if self._was_started:
             raise InputError(
-                f"Expected a new {self._name}(...) for each with block, got one that was already used: its "
-                "recorder holds the steps of that block."
+                f"This {self._name}(...) was already used in a with block, and its recorder holds the steps "
+                f"of that block; call {self._name}(...) again."
             )
         self._was_started = True
         self._recorder = self._inside.__enter__()
@@ -132,10 +138,8 @@ class AuditSession(AbstractContextManager[Recorder]):
     def __enter__(self) -> Recorder:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self.stop(error)
+    def __exit__(self, *error: Any) -> bool | None:
+        return self.stop(error[1])
 
     def __getattr__(self, name: str) -> NoReturn:
         what = self.__dict__.get("_name", "observe")  # not yet set while a copy is being created
@@ -187,10 +191,12 @@ def claimed_numbers(claim: Claim | None, **numbers: Any) -> tuple[Claim | None, 
     if claim is None:
         return None, DPSGDParams(**numbers)
     if not isinstance(claim, Claim):
-        raise InputError(f"Expected claim to be a Claim such as Claim.dpsgd(...), got {claim!r}.")
+        raise InputError(f"claim must be a Claim such as Claim.dpsgd(...), got {claim!r}.")
     twice = [name for name, number in numbers.items() if number is not None]
     if twice:
-        raise InputError(f"Expected claim=... or {twice[0]}=..., got both: the claim contains its numbers.")
+        raise InputError(
+            f"Pass either claim=... or {twice[0]}=..., not both: the claim contains its numbers."
+        )
     values: dict[str, Any] = {number.name: number.value for number in claim.parts} | {"delta": claim.delta}
     if values.keys() == numbers.keys() and claim.unit == "example":
         return None, DPSGDParams(**values)
@@ -345,16 +351,13 @@ class AuditedSteps:
         """The random choices of the audit, and its kind of gradient canary."""
 
     def lay_out(self, layout: ParameterLayout) -> None:
-        """Lay the canaries out on the parameters of a gradient; raise if the first one had others.
-
-        They are others after a layer was unfrozen, for example.
-        """
+        """Lay the canaries out on the parameters of a gradient; raise if the first one had others."""
         first = self.layout if self.layout.names else layout
         if (layout.names, layout.shapes) != (first.names, first.shapes):
             raise InputError(
-                f"Expected gradients with {first.num_parameters:,} entries in every step, in the same "
-                f"{len(first.names)} arrays, got {layout.num_parameters:,} in {len(layout.names)} arrays: "
-                "were layers frozen or unfrozen? Call observe() once for each phase of the training run, "
+                f"Gradients must have {first.num_parameters:,} entries in every step, in the same "
+                f"{len(first.names)} arrays, got {layout.num_parameters:,} in {len(layout.names)} arrays. "
+                "Were layers frozen or unfrozen? Call observe() once for each phase of the training run, "
                 "after the change."
             )
         self.layout = first
@@ -362,8 +365,7 @@ class AuditedSteps:
     @property
     def present(self) -> BoolArray:
         """Which canaries are present in the step in progress."""
-        coins: BoolArray = self.plan.coins(self.steps.index)
-        return coins
+        return cast(BoolArray, self.plan.coins(self.steps.index))
 
     @property
     def directions(self) -> Directions:
@@ -374,8 +376,7 @@ class AuditedSteps:
 
     def directions_of(self, index: int) -> Directions:
         """Return the directions of the canaries of a step."""
-        directions: Directions = self._directions(self.plan.canary.variant(index))
-        return directions
+        return cast(Directions, self._directions(self.plan.canary.variant(index)))
 
     def observe(self, step: ObservedStep) -> None:
         """Record the step in progress."""

@@ -136,7 +136,7 @@ def observe_step(
 def _number(num_canaries: int | None, canary: GradientCanary, num_parameters: int) -> int:
     """Return the number of canaries, by default as many as fit."""
     if not isinstance(canary, GradientCanary):
-        raise InputError(f"Expected canary to be a gradient canary such as Dirac(), got {canary!r}.")
+        raise InputError(f"canary must be a gradient canary such as Dirac(), got {canary!r}.")
     fitting = max(1, min(_NUM_CANARIES, num_parameters // canary.places_per_canary))
     return fitting if num_canaries is None else num_canaries
 
@@ -169,7 +169,7 @@ class _StepAudit:
         self._batch_size, self._num_steps, self._recording = batch_size, num_steps, recording
         self._divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
         if not isinstance(claim, Claim):
-            raise InputError(f"Expected claim to be a Claim such as Claim.gaussian(...), got {claim!r}.")
+            raise InputError(f"claim must be a Claim such as Claim.gaussian(...), got {claim!r}.")
         size = draws.num_canaries, layout.num_parameters
         text = f"num_canaries={size[0]} gradients of {size[1]} parameters"
         _validate.fits_memory(text, 8.0 * size[0] * size[1])
@@ -237,7 +237,7 @@ def _fitting(layout: ParameterLayout, gradients: Any) -> ParameterLayout:
     """Return the layout, or raise if it is not that of the gradients."""
     if layout.num_parameters != gradients.shape[1]:
         raise InputError(
-            f"Expected leaves with {gradients.shape[1]} entries in all, like a gradient, got "
+            f"leaves must have {gradients.shape[1]} entries in all, like a gradient, got "
             f"{layout.num_parameters}."
         )
     return layout
@@ -274,11 +274,11 @@ def observe_loss_step(
     """
     shapes = [tuple(leaf.shape) for leaf in leaves(params)]
     if not shapes:
-        raise InputError("Expected parameters of JAX or torch, got none.")
+        raise InputError("There are no parameters; pass those of JAX or torch.")
     first = leaves(params)[0]
     if not (is_jax(first) or is_torch(first)):
         raise InputError(
-            f"Expected parameters of JAX or torch, which compute gradients, got a {type(first).__name__}."
+            f"Parameters must be of JAX or torch, which compute gradients, got a {type(first).__name__}."
         )
     size = flat(params).size
     number = _number(num_canaries, canary, size)
@@ -326,7 +326,7 @@ def _repeated(batch: Any, count: int) -> Any:
     """Return ``count`` examples, cycling through the batch."""
     sizes = {leaf.shape[0] if leaf.shape else 0 for leaf in leaves(batch)}
     if len(sizes) != 1 or 0 in sizes:
-        raise InputError(f"Expected arrays with the same, nonzero number of examples, got {sorted(sizes)}.")
+        raise InputError(f"Arrays must have the same, nonzero number of examples, got {sorted(sizes)}.")
     indices = np.arange(count) % sizes.pop()
     return map_tree(lambda leaf: leaf[indices], batch)
 
@@ -336,8 +336,7 @@ def _flat_gradient(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
     shapes_returned = [tuple(leaf.shape) for leaf in leaves(gradient)]
     if shapes_returned != shapes:
         raise InputError(
-            f"Expected the step to return a gradient of shapes {shapes}, like the parameters, got "
-            f"{shapes_returned}."
+            f"The step must return a gradient of shapes {shapes}, like the parameters, got {shapes_returned}."
         )
     return flat(gradient)
 
@@ -377,7 +376,7 @@ def replay(
         return compare_neighbors(step, batch)
     changes = {f"added or removed, as in neighbors[{index}]": other for index, other in enumerate(neighbors)}
     if not changes:
-        raise InputError("Expected neighbors to contain at least one batch, got none.")
+        raise InputError("neighbors must contain at least one batch.")
     named = [
         Neighbor(change=change, batch=other, size_change=1, is_natural=False)
         for change, other in changes.items()

@@ -16,9 +16,9 @@ from dpaudit.pytest_plugin._suite import (
     SuiteAudits,
     Summary,
     UnderpoweredWarning,
+    adjust_report,
     note_seed,
     pytest_addoption,  # noqa: F401  # a hook
-    report_as_error,
 )
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Record whether a test passed, for the teardown of the fixture; distinguish errors from failures."""
+    """Record whether a test passed, for the teardown of the fixture; adjust what pytest says of it."""
     report = yield
     if call.when == "call":
         item.stash[_PASSED] = report.passed
         if call.excinfo is not None:
-            report_as_error(report, call.excinfo.value)
+            adjust_report(report, call.excinfo.value)
     return report
 
 
@@ -69,4 +69,8 @@ def dp_audit(request: pytest.FixtureRequest) -> Generator[DpAudit, None, None]:
     note_seed(node, session.seed)
     yield DpAudit(node, session)
     if node.stash.get(_PASSED, False) and session.num_calls(node.nodeid) == 0:
-        node.warn(NothingAuditedWarning(f"Expected {node.nodeid} to call dp_audit(...): it audited nothing."))
+        node.warn(
+            NothingAuditedWarning(
+                f"{node.nodeid} requests dp_audit but does not call it, so nothing was audited."
+            )
+        )

@@ -1,12 +1,12 @@
 """The fixture ``dp_audit``, which audits a step or a recorder, or runs noise tests, and may fail the test.
 
-``FailureMessage`` is what the test then says: the claim, the bound, findings and likely causes.
+The message of a failed test is the block of its audit and the command that repeats it; ``-v`` adds details.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, NoReturn, TypeVar, cast, overload
 
@@ -23,18 +23,19 @@ from dpaudit.errors import InputError
 from dpaudit.observers._arrays import require_rows
 from dpaudit.observers._residuals import UnknownSumError
 from dpaudit.observers._session import NUMBERS, claimed_numbers
-from dpaudit.observers.step import OTHERS_REPLACED, observe_step
+from dpaudit.observers.step import observe_step
 from dpaudit.pytest_plugin._suite import (
     AuditCall,
     SuiteAudits,
     UnderpoweredWarning,
+    fail,
     mark_incomplete,
     note,
     note_error,
 )
-from dpaudit.recording import MissingCanaryError, Recorder, SupportsDiagnose, TrainingInfo, claimed_noise
-from dpaudit.recording._joint_verdict import ScoreSummary
-from dpaudit.stats import PRIVACY, Result, Verdict
+from dpaudit.recording import MissingCanaryError, Recorder, SupportsDiagnose, claimed_noise
+from dpaudit.stats import Result, Verdict
+from dpaudit.stats._block import Block
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -58,7 +59,7 @@ def _audit_call(method: Method) -> Method:
         __tracebackhide__ = True
         call: AuditCall | None = None
         try:
-            call = self._begin(options.get("confidence")).call
+            call = self._begin(options.get("confidence"))
             return method(self, *args, **options)
         except InputError as error:
             if call is not None:
@@ -85,7 +86,7 @@ class DpAudit:
 
     def __init__(self, node: pytest.Item, session: SuiteAudits) -> None:
         self._node, self._session = node, session
-        self._report: FailureMessage
+        self._call: AuditCall
         self.seed = session.seed_of(node.nodeid, 0)
         self.num_steps = session.num_steps
 
@@ -104,8 +105,8 @@ class DpAudit:
             return self.step(subject, **options)
         hint = ": pass its .recorder" if hasattr(subject, "recorder") else ""
         raise InputError(
-            "Expected a step, which is a function of per-example gradients, or the recorder of an observer, "
-            f"got an object of type {type(subject).__name__}{hint}."
+            "dp_audit needs a step, which is a function of per-example gradients, or the recorder of an "
+            f"observer, got an object of type {type(subject).__name__}{hint}."
         )
 
     @_audit_call
@@ -145,13 +146,13 @@ class DpAudit:
                 canary=canary,
                 num_canaries=num_canaries,
                 leaves=leaves,
-                seed=self._report.call.seed,
+                seed=self._call.seed,
             )
         except UnknownSumError as error:
             why = str(error)
         else:
             return self._audit(recorder)
-        return self._fail_without_verdict(why, None, None)
+        return self._fail_without_verdict(why)
 
     @_audit_call
     def recorded(
@@ -178,45 +179,65 @@ class DpAudit:
     def diagnosed(self, tests: SupportsDiagnose, *, confidence: float | None = None) -> Diagnosis:  # noqa: ARG002
         """Run tests on data that the developer has added, without auditing scores."""
         __tracebackhide__ = True
-        diagnosis = tests.diagnose(1 - self._report.error_rate)
-        note(self._node, self._report.call.number, None, diagnosis)
+        diagnosis = tests.diagnose(1 - self._call.error_rate)
+        note(self._node, self._call.number, None, diagnosis)
         if diagnosis.findings:
-            pytest.fail(self._report.findings(diagnosis), pytrace=False)
+            rows = [("finding", f"{finding.name}: {finding.sentence}") for finding in diagnosis.findings]
+            rows += [("cause", cause) for cause in joint_causes(diagnosis, {})]
+            numbers = "the training run does not match its claim"
+            self._fail(Block("▲", "VIOLATION (mechanism)", numbers, tuple(rows)), str(diagnosis))
         return diagnosis
 
-    def _begin(self, confidence: float | None) -> FailureMessage:
-        call = self._session.next_call(self._node.nodeid)
-        test_confidence = None if confidence is None else _validate.confidence(confidence)
-        self._report = FailureMessage(self._session, call, test_confidence)
-        return self._report
+    def _begin(self, confidence: float | None) -> AuditCall:
+        own_confidence = None if confidence is None else _validate.confidence(confidence)
+        self._call = self._session.next_call(self._node.nodeid, own_confidence)
+        return self._call
 
     def _audit(self, recorder: Recorder, **options: Any) -> AuditOutcome:
         __tracebackhide__ = True
         try:
-            outcome = AuditOutcome(recorder.audit(confidence=1 - self._report.error_rate, **options))
+            result = recorder.audit(confidence=1 - self._call.error_rate, **options)
         except MissingCanaryError as error:
             why, gap = str(error), error.gap
         else:
-            return self._conclude(outcome, recorder)
+            return self._conclude(result)
         # outside the handler, where pytest would print the error twice
-        return self._fail_without_verdict(why, gap, recorder.facts)
+        causes: tuple[str, ...] = ()
+        if recorder.facts is not None:
+            scale, batch_size = recorder.facts.canary_scale, recorder.facts.batch_size
+            causes = likely_causes(signal=gap, canary_scale=scale, batch_size=batch_size)
+        return self._fail_without_verdict(why, *causes)
 
-    def _fail_without_verdict(self, why: str, gap: float | None, facts: TrainingInfo | None) -> NoReturn:
-        """Fail the test: passing without a verdict would be worse."""
+    def _conclude(self, result: Result) -> AuditOutcome:
         __tracebackhide__ = True
-        note_error(self._node, self._report.call.number)
-        pytest.fail(self._report.no_verdict(why, gap, facts), pytrace=False)
-
-    def _conclude(self, outcome: AuditOutcome, recorder: Recorder) -> AuditOutcome:
-        __tracebackhide__ = True
-        result = outcome.result
-        note(self._node, self._report.call.number, result, outcome.diagnosis)
-        if result.refuted:
-            pytest.fail(self._report.failure(result, _summarized(recorder)), pytrace=False)
+        note(self._node, self._call.number, result, result.diagnosis)
+        if result.is_violation:
+            self._fail(result.block, result.details())
         if result.verdict is Verdict.UNDERPOWERED:
             text = f"{result.verdict.value} Power: {result.power}. Use more steps or canaries."
             self._node.warn(UnderpoweredWarning(text))
-        return outcome
+        return AuditOutcome(result)
+
+    def _fail_without_verdict(self, why: str, *causes: str) -> NoReturn:
+        """Fail the test: passing without a verdict would be worse."""
+        __tracebackhide__ = True
+        note_error(self._node, self._call.number)
+        rows = ("reason", why), *(("cause", cause) for cause in causes)
+        block = Block("?", "NO VERDICT", "the audit could not test the claim", rows)
+        self._fail(block, "\n".join([why, *causes]))
+
+    def _fail(self, block: Block, details: str) -> NoReturn:
+        """Fail the test with a block and its rerun command; pytest's own line names the finding."""
+        __tracebackhide__ = True
+        # the test states its claim, and -v shows the notes: findings and causes get their room
+        rows = tuple(row for row in block.rows if row[0] not in {"claim", "note"})
+        lines = [replace(block, rows=rows).text(more="pytest -v"), f"  rerun    {self._call.rerun}"]
+        if self._call.number > 1:
+            lines.insert(1, f"  call     {self._call.number} of the test")
+        if self._node.config.get_verbosity() > 0:
+            lines += ["", details]
+        names = [text.partition(":")[0] for label, text in block.rows if label in {"finding", "reason"}]
+        fail("\n".join(lines), ": ".join([*names[:1], block.numbers]))
 
 
 @dataclass(frozen=True)
@@ -231,19 +252,11 @@ class AuditOutcome:
         return self.result.diagnosis
 
 
-def _summarized(recorder: Recorder) -> ScoreSummary | None:
-    """Return the noise and signal of scores of single steps."""
-    state = recorder.state_dict()
-    if "scores" not in state:
-        return None
-    return ScoreSummary.of(state["scores"], state["present"], recorder.facts)
-
-
 def _other_gradients(gradients: Any, num_parameters: int | None) -> Any:
     """Return the gradients of the other examples; no rows if only the number of parameters is given."""
     if (gradients is None) == (num_parameters is None):
         raise InputError(
-            "Expected either gradients=... of the other examples or num_parameters=..., got "
+            "Pass either gradients=... of the other examples or num_parameters=..., got "
             f"{'neither' if gradients is None else 'both'}."
         )
     if num_parameters is not None:
@@ -272,88 +285,3 @@ def _watched(step: Callable[[Any], Any], *, is_given_numpy: bool) -> Callable[[A
             raise
 
     return wrapped
-
-
-@dataclass(frozen=True)
-class FailureMessage:
-    """The messages of one call: why it failed its test, how the error rate is shared, and how to rerun it."""
-
-    session: SuiteAudits
-    call: AuditCall
-    own_confidence: float | None = None
-
-    @property
-    def error_rate(self) -> float:
-        """The probability of a false alarm allotted to this call."""
-        confidence = self.session.confidence if self.own_confidence is None else self.own_confidence
-        return self.call.error_share * (1 - confidence)
-
-    def failure(self, result: Result, scores: ScoreSummary | None) -> str:
-        """Return the message for a refuted claim: bound, estimated noise, findings, and likely causes."""
-        claimed = claimed_noise(result.claim)
-        lines = [f"claim: {result.claim.summary}", f"bound: {result.bound.statement}"]
-        if result.estimate.noise is not None:
-            lines.append(f"estimate: {result.estimate.noise}")
-        lines += [self._session_line, *(text for text in result.not_covered if text == OTHERS_REPLACED)]
-        if scores is not None:
-            lines += [noise_line(scores, claimed), canary_line(scores)]
-        lines += [f"finding: {finding}" for finding in result.findings]
-        return self._text(_title(result), lines, result.likely_causes())
-
-    def no_verdict(self, why: str, gap: float | None, facts: TrainingInfo | None) -> str:
-        """Return the message for an audit without a verdict, with likely causes."""
-        causes: tuple[str, ...] = ()
-        if gap is not None and facts is not None:
-            scale, batch_size = facts.canary_scale, facts.batch_size
-            causes = likely_causes(signal=gap, canary_scale=scale, batch_size=batch_size)
-        return self._text("no verdict.", [f"reason: {why}"], causes)
-
-    def findings(self, diagnosis: Diagnosis) -> str:
-        """Return the message for findings of tests on data that the developer has added."""
-        lines = [self._session_line, *(f"finding: {finding}" for finding in diagnosis.findings)]
-        return self._text("the training run does not match its claim.", lines, joint_causes(diagnosis, {}))
-
-    def _text(self, title: str, lines: Sequence[str], causes: Sequence[str]) -> str:
-        call = "" if self.call.number == 1 else f" (call {self.call.number} of the test)"
-        lines = [*lines, *(f"possible cause: {cause}" for cause in causes), *self._rerun_lines]
-        return "\n".join([f"dpaudit{call}: {title}", *(f"  {line}" for line in lines)])
-
-    @property
-    def _session_line(self) -> str:
-        count = self.session.num_tests
-        tests = "1 test that uses" if count == 1 else f"{count} tests that use"
-        return f"session: {_validate.percent(self.session.confidence)} joint confidence for {tests} dp_audit"
-
-    @property
-    def _rerun_lines(self) -> list[str]:
-        lines = [f"rerun: {self.call.rerun}"]
-        if self.own_confidence is not None and self.session.num_tests > 1:
-            lines.append("(rerun alone, a call with its own confidence= does not share it with other tests)")
-        return lines
-
-
-def _title(result: Result) -> str:
-    if PRIVACY in result.refuted:
-        return (
-            f"epsilon >= {result.bound.epsilon:.3g}, but {result.claim.epsilon:.3g} is claimed. "
-            f"{result.sentence}"
-        )
-    return f"{result.findings[0].name}: {result.sentence}"
-
-
-def noise_line(scores: ScoreSummary, claimed: float | None) -> str:
-    """Return the noise in clipping norms, or relative to the claim."""
-    if scores.noise == 0:
-        return "noise: none"
-    low, high = scores.low, scores.high
-    if claimed is None:
-        return f"noise: {scores.noise:.3g} times the clipping norm ({low:.3g} to {high:.3g})"
-    ratio = scores.noise / claimed
-    return f"noise: {ratio:.3g} of the claimed level ({low / claimed:.3g} to {high / claimed:.3g})"
-
-
-def canary_line(scores: ScoreSummary) -> str:
-    """Return the signal of a canary in the scores, an estimate that may exceed 1 by chance."""
-    signal = f"{scores.signal:.3g}"
-    spread = "" if scores.spread_signal is None else f" (spread canaries: {scores.spread_signal:.3g})"
-    return f"canary: estimated at {signal} times the clipping norm{spread}; at most 1 if clipped correctly"

@@ -1,6 +1,7 @@
-"""What the audits of a pytest session share: options, seed and error rate, and a table at its end.
+"""What the audits of a pytest session share: options, seed and error rate, and a summary at its end.
 
-The table is made of test properties, which also appear in JUnit files and work with pytest-xdist.
+The summary is made of test properties, which also appear in JUnit files and work with pytest-xdist. On
+GitHub, failed audits are also annotations, and the summary is also that of the job.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -27,10 +28,16 @@ BUDGETS = {"quick": 100, "full": 500}  # steps, unless a test sets them
 DEFAULT_BUDGET, CONFIDENCE = "full", 0.95
 _FIXTURE = "dp_audit"
 _SEED = "seed"
-_COLUMNS = ("verdict", "epsilon", "claimed_epsilon", "sees_noise", "confidence", "findings")
-_TITLES = ("test", "verdict", "epsilon >=", "claimed", "detects noise at", "confidence", "noise tests")
-_ERROR = "ERROR"
-_INCOMPLETE = "_dpaudit_incomplete"  # attribute of an exception
+_COLUMNS = ("verdict", "epsilon", "claimed_epsilon", "sees_noise", "confidence", "findings", "numbers")
+_WORDS = {  # of a verdict in the summary, the worst first
+    "VIOLATION": "VIOLATION",
+    "ERROR": "no verdict",
+    "UNDERPOWERED": "underpowered",
+    "NO_VIOLATION": "no violation",
+    "": "no finding",
+}
+_ERROR, _BAD = "ERROR", ("VIOLATION", "no verdict")
+_INCOMPLETE, _SUMMARY = "_dpaudit_incomplete", "_dpaudit_summary"  # attributes of an exception
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class AuditCall:
     """One call of the fixture: its share of the error rate, its seed, and how to rerun it."""
 
     number: int  # position of the call in its test, from 1
-    error_share: float  # fraction of the session's error rate
+    error_rate: float  # its allotted probability of a false alarm
     seed: int
     rerun: str  # the command that runs its test alone
 
@@ -84,17 +91,21 @@ class SuiteAudits:
         requesting = [item.nodeid for item in items if _FIXTURE in getattr(item, "fixturenames", ())]
         self.num_tests, self._counted = len(requesting), set(requesting)
 
-    def next_call(self, nodeid: str) -> AuditCall:
-        """Return the next call in this test."""
+    def next_call(self, nodeid: str, confidence: float | None = None) -> AuditCall:
+        """Return the next call in this test, which may have a confidence of its own to share."""
         if nodeid not in self._counted:
             raise InputError(
-                f"Expected {_FIXTURE} to be an argument of the test or of one of its fixtures, so that the "
-                f"error rate can be split before the first audit; {nodeid} requests it at run time."
+                f"{nodeid} requests {_FIXTURE} at run time; make it an argument of the test or of one of "
+                "its fixtures, so that the error rate can be split before the first audit."
             )
         self._calls[nodeid] += 1
         number = self._calls[nodeid]
-        error_share = 1 / (self.num_tests * number * (number + 1))
-        return AuditCall(number, error_share, self.seed_of(nodeid, number), self._rerun(nodeid))
+        error_rate = 1 - (self.confidence if confidence is None else confidence)
+        rerun = self._rerun(nodeid)
+        if confidence is not None and self.num_tests > 1:
+            rerun += "  # alone, it shares its confidence= with no other test"
+        share = 1 / (self.num_tests * number * (number + 1))
+        return AuditCall(number, share * error_rate, self.seed_of(nodeid, number), rerun)
 
     def num_calls(self, nodeid: str) -> int:
         """Return the number of audits in this test so far."""
@@ -185,31 +196,29 @@ def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagn
     if diagnosis is not None:
         findings = ", ".join(finding.name for finding in diagnosis.findings) or "none"
     if result is None:
-        _record(node, number, ("", "", "", "", "", findings))
+        verdict = "VIOLATION" if diagnosis is not None and diagnosis.findings else ""
+        _record(node, number, (verdict, "", "", "", "", findings, ""))
         return
-    bound = result.bound
+    from decimal import ROUND_FLOOR  # noqa: PLC0415
+
+    from dpaudit.stats._block import rounded  # noqa: PLC0415  # loads scipy
+
+    factor = result.power.noise_factor
     values = (
         result.verdict.name,
-        f"{bound.epsilon:.4g}",
+        f"{result.bound.epsilon:.4g}",
         f"{result.claim.epsilon:.4g}",
-        _detectable_noise(result),
-        f"{bound.confidence:.6g}",
+        "" if factor is None else f"{factor:.3g}" if factor > 0 else "none",
+        f"{result.bound.confidence:.6g}",
         findings,
+        f"epsilon >= {rounded(result.bound.epsilon, ROUND_FLOOR)} of {rounded(result.claim.epsilon)}",
     )
     _record(node, number, values)
 
 
-def _detectable_noise(result: Result) -> str:
-    """Return the noise, relative to the claim, that would have been detected with 80 % probability."""
-    factor = result.power.noise_factor
-    if factor is None:
-        return ""
-    return f"{factor:.3g}" if factor > 0 else "none"
-
-
 def note_error(node: pytest.Item, number: int) -> None:
     """Record an audit without a verdict."""
-    _record(node, number, (_ERROR, "", "", "", "", "not run"))
+    _record(node, number, (_ERROR, "", "", "", "", "not run", ""))
 
 
 def mark_incomplete(error: BaseException) -> None:
@@ -217,12 +226,23 @@ def mark_incomplete(error: BaseException) -> None:
     setattr(error, _INCOMPLETE, True)
 
 
-def report_as_error(report: pytest.TestReport, error: BaseException) -> None:
+def fail(message: str, summary: str) -> NoReturn:
+    """Fail the test; pytest's line about it, of which it prints what fits, is ``summary``."""
+    __tracebackhide__ = True
+    failure = pytest.fail.Exception(message, pytrace=False)
+    setattr(failure, _SUMMARY, summary)
+    raise failure
+
+
+def adjust_report(report: pytest.TestReport, error: BaseException) -> None:
     """Report a marked exception as an error of the test: a failure, even an expected one, is a verdict."""
     if getattr(error, _INCOMPLETE, False):
         report.outcome = "failed"
         report.when = "setup"  # what pytest and JUnit files call an error
         report.__dict__.pop("wasxfail", None)
+    crash: Any = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None and hasattr(error, _SUMMARY):
+        crash.message = getattr(error, _SUMMARY)
 
 
 def _record(node: pytest.Item, number: int, values: Sequence[str]) -> None:
@@ -237,6 +257,7 @@ class Summary:
         self._session = session
         self._is_used = False
         self._rows: dict[tuple[str, str], dict[str, str]] = {}
+        self._failed: dict[str, pytest.TestReport] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect the audits of a finished test."""
@@ -248,34 +269,69 @@ class Summary:
             number, _, column = rest.partition(".")
             if number != _SEED:
                 self._rows.setdefault((report.nodeid, number), {})[column] = str(value)
+                if report.failed:
+                    self._failed[report.nodeid] = report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the seed, which is needed to repeat the session, and one line per audit."""
+        """Write the seed, which is needed to repeat the session, and one line per audit, the worst first."""
         if not self._is_used:
             return
-        from dpaudit import _validate  # noqa: PLC0415  # sessions without audits do not load dpaudit
-
-        terminalreporter.section("dp audits")
-        session = self._session
-        terminalreporter.line(
-            f"seed {session.seed}, budget {session.budget}, "
-            f"{_validate.percent(session.confidence)} joint confidence for all audits"
-        )
-        rows = [
-            (
-                nodeid if number == "1" else f"{nodeid} (call {number})",
-                *(row.get(column, "") or "-" for column in _COLUMNS),
+        session, rows = self._session, self._table()
+        budget = "" if session.budget == DEFAULT_BUDGET else f", {session.budget}"
+        title = f"dp audits (seed {session.seed}, {100 * session.confidence:.6g} % joint{budget})"
+        terminalreporter.section(title)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        if rows:  # names of tests give way, the end of a name last
+            widths[1] = min(widths[1], max(12, terminalreporter._tw.fullwidth - sum(widths) + widths[1] - 6))
+        for row in rows:
+            name = row[1] if len(row[1]) <= widths[1] else f"...{row[1][3 - widths[1] :]}"
+            cells = (row[0], name, *row[2:])
+            line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+            terminalreporter.line(line.rstrip(), red=row[0] in _BAD, yellow=row[0] == "underpowered")
+        if os.environ.get("GITHUB_ACTIONS"):
+            terminalreporter.write(
+                "".join(annotation(report, session.root) for report in self._failed.values())
             )
-            for (nodeid, number), row in self._rows.items()
-        ]
-        widths = [max(map(len, column)) for column in zip(_TITLES, *rows, strict=True)]
-        for row in (_TITLES, *rows) if rows else ():
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-            terminalreporter.line("  ".join(cells).rstrip(), **_color(row))
+            _write_job_summary(title, rows)
+
+    def _table(self) -> list[tuple[str, str, str, str]]:
+        """Return verdict, test, numbers, and the findings or the power of each audit, the worst first."""
+        names = Counter(nodeid.rpartition("::")[2] for nodeid in {nodeid for nodeid, _ in self._rows})
+        order = list(_WORDS)
+        rows = []
+        for (nodeid, number), row in self._rows.items():
+            name = nodeid.rpartition("::")[2]
+            name = nodeid if names[name] > 1 else name
+            call = "" if number == "1" else f" (call {number})"
+            noise, findings = row["sees_noise"], row["findings"]
+            if findings in {"none", "not run"}:
+                findings = f"detects noise < {100 * float(noise):.0f} %" if noise not in {"", "none"} else ""
+                findings = "detects nothing" if noise == "none" else findings
+            rows.append((order.index(row["verdict"]), f"{name}{call}", row["numbers"], findings))
+        rows.sort(key=lambda row: row[0])
+        return [(_WORDS[order[rank]], name, numbers, text) for rank, name, numbers, text in rows]
 
 
-def _color(row: Sequence[str]) -> dict[str, bool]:
-    if row is _TITLES:
-        return {"bold": True}
-    is_bad = row[1] in {"VIOLATION", _ERROR} or row[-1] not in {"none", "not run"}
-    return {"red": True} if is_bad else {"yellow": row[1] == "UNDERPOWERED"}
+def annotation(report: pytest.TestReport, root: Path | None) -> str:
+    """Return the command of a GitHub workflow that shows a failed audit at its test."""
+    path, line, name = report.location
+    place = os.path.relpath((root or Path()) / path, os.environ.get("GITHUB_WORKSPACE", root))
+    values = {"file": place, "line": str((line or 0) + 1), "title": f"dp audit: {name}"}
+    escaped = (
+        f"{key}={_escaped(value).replace(':', '%3A').replace(',', '%2C')}" for key, value in values.items()
+    )
+    return f"::error {','.join(escaped)}::{_escaped(report.longreprtext.strip())}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _write_job_summary(title: str, rows: Sequence[Sequence[str]]) -> None:
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    table = [("verdict", "test", "bound", "finding or power"), ("---",) * 4, *rows]
+    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in table]
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write("\n".join([f"### {title}", "", *lines, "", ""]))

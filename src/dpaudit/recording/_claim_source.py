@@ -65,7 +65,7 @@ class DPSGDParams:
         for name in names or _MISSING:
             if getattr(self, name) is None:
                 raise InputError(
-                    f"Expected {name}=..., {self._why_missing(name)}: pass it to the observer or to audit()."
+                    f"{name} is missing ({self._why_missing(name)}); pass it to the observer or to audit()."
                 )
         self._require_noise()
         return {name: getattr(self, name) for name in names or _MISSING}
@@ -73,8 +73,8 @@ class DPSGDParams:
     def _require_noise(self) -> None:
         if self.noise_multiplier == 0:
             raise InputError(
-                "Expected noise_multiplier=... above 0, got 0: without noise there is no claim. If the "
-                "missing noise is a bug, pass the claimed value to the observer or to audit()."
+                "noise_multiplier must be positive, got 0: without noise there is no claim. If the missing "
+                "noise is a bug, pass the claimed value to the observer or to audit()."
             )
 
     def _why_missing(self, name: str) -> str:
@@ -136,7 +136,7 @@ class ReadClaim:
         if isinstance(claim, ReadClaim):
             return claim
         if not isinstance(claim, Claim):
-            raise InputError(f"Expected claim to be a Claim such as Claim.gaussian(...), got {claim!r}.")
+            raise InputError(f"claim must be a Claim such as Claim.gaussian(...), got {claim!r}.")
         rate = None if claim.training is None else claim.training.sample_rate
         numbers = DPSGDParams(noise_multiplier=claimed_noise(claim), sample_rate=rate)
         return cls(FrozenValue(numbers), fixed=claim)
@@ -150,8 +150,8 @@ class ReadClaim:
             _validate.no_epsilon(keywords, _WHOLE_CLAIM)
             if numbers := [name for name in _MISSING if name in keywords]:
                 raise InputError(
-                    f"Expected no {numbers[0]}=..., because this recorder has a whole claim ({self._fixed}); "
-                    f"pass {_WHOLE_CLAIM} instead."
+                    f"{numbers[0]} cannot be passed, because this recorder has a whole claim "
+                    f"({self._fixed}); pass {_WHOLE_CLAIM} instead."
                 )
             return UNKNOWN
         _validate.no_epsilon(keywords, CLAIM_PARTS)
@@ -172,8 +172,8 @@ class ReadClaim:
         params = self.params(num_done, overrides)
         if params.num_steps is not None and num_done > params.num_steps and not may_be_longer:
             raise InputError(
-                f"Expected at most num_steps={params.num_steps} steps, the number in the claim, got "
-                f"{num_done}: a longer run has a larger epsilon, which the claim does not cover."
+                f"Training ran for {num_done} steps, but the claim covers num_steps={params.num_steps}: a "
+                "longer run has a larger epsilon."
             )
         sources = self._sources(overrides)
         key = params, tuple(source for source, _ in sources.values())
@@ -203,7 +203,7 @@ class ReadClaim:
         """Return the noise multiplier to test noise against: the override, else the claimed one."""
         if not self.is_gaussian:
             raise UntestedError(
-                f"Expected a claim about Gaussian noise to test the noise against, got {self._fixed}."
+                f"The noise can only be tested against a claim about Gaussian noise, got {self._fixed}."
             )
         params = self.params(0, DPSGDParams(noise_multiplier=override)).known("noise_multiplier")
         return float(params["noise_multiplier"])

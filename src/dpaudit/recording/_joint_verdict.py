@@ -7,7 +7,7 @@ scores, as clues to the cause of a violation; no verdict rests on them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,45 +26,36 @@ from dpaudit.diagnostics import (
     ObservedStep,
     RunCheck,
     StepCheck,
+    share_error,
 )
-from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError, quoted
 from dpaudit.recording._claim_source import ReadClaim, TrainingInfo, UntestedError, claimed_noise
 from dpaudit.stats import Result
 
-_LEVELS = 0.9995, 0.0005  # quantiles of the noise interval, which is wide to avoid false hints
 _MIN_STEPS = 30  # needed to decide whether the signal depends on the number of present canaries
 _CERTAIN = 6.0  # standard errors
-_CROWDED = 0.2  # smallest relative change of the signal if the number of present canaries doubles
 _UNTESTED = "the noise is not tested: "
-_NOT_WANTED = _UNTESTED + "the audit was set up with tests=False"
-_SKIPPED = _UNTESTED + "audit() was called with tests=False, and the bound keeps its share of the error rate"
-_NO_LOG = _UNTESTED + "only the scores of this run were recorded"
-_NOT_GAUSSIAN = _UNTESTED + "the claim is not about Gaussian noise"
-_NO_SHARE = _UNTESTED + "the resumed run began with the whole error rate for the bound"
-_STOPPED = _UNTESTED + "a bound was shown before the end, so the run may have ended because of its noise"
-_SPENT = _UNTESTED + "an earlier audit of this run has spent the error rate of the tests"
+_STOPPED = "a bound was shown before the end, so the run may have ended because of its noise"
+_SPENT = "an earlier audit of this run has spent the error rate of the tests"
+_NO_LOG = "only the scores of this run were recorded"
 _INTERIM = (
     "this audit is before the planned end of the run: its tests have half of the error rate that is left for "
     "tests, a later audit has the rest"
 )
-_DRAWN = "how batches are drawn is not tested"
-_SAMPLING = f"{_DRAWN}: the claim assumes Poisson sampling, and scores of single steps do not depend on it"
+_DRAWN = "how batches are drawn"
 _COUPLED = (
     "gradients that depend on other examples (through the loss, the inputs, weights, the choice of rows, or "
-    "rows that are clipped together) are not tested: use replay()"
-)
-_SEEDED = "whether the noise or the batches can be predicted from a seed is not tested"
-_UNITS = (
-    "whether one index of the data set is one unit of privacy is not tested, as with copies of an example"
+    "rows that are clipped together): use replay()"
 )
 _DIRECTIONS = (
     "the noise is tested per coordinate, per parameter tensor, in a few directions and against the sums of "
     "the last 16 steps; it may be smaller in other directions, or contain a part of an older sum"
 )
-_BESIDE = (
-    "what the training run outputs besides the noisy gradients of the observed steps is not tested, such as "
-    "later steps, buffers, metrics, or the updates of a second optimizer"
+_NEVER_COVERED = (
+    "people with several rows; privacy is tested per row",
+    "noise or batches that can be predicted from a seed",
+    "what is published besides the noisy gradients of the observed steps, such as later steps, buffers, "
+    "metrics, or the updates of a second optimizer",
 )
 
 
@@ -89,8 +80,8 @@ def has_more_tests(tests: SupportsDiagnose | bool | None) -> bool:
         return False
     if not hasattr(tests, "diagnose"):
         raise InputError(
-            f"Expected tests={quoted(tests)} to be False, which skips the tests, or tests of the same run "
-            "such as dpaudit.Diagnostics()."
+            "tests must be False, which skips the tests, or tests of the same run such as "
+            f"dpaudit.Diagnostics(), got {quoted(tests)}."
         )
     return True
 
@@ -179,17 +170,15 @@ class RunTests:
         """Run all tests against the noise multiplier, by default the claimed one."""
         if not self.checks:
             raise UntestedError(
-                "Expected a recorder returned by an observer, which logs the noise of each step, got one "
-                "without noise: pass the noise to Diagnostics() instead."
+                "This recorder has no noise to test: only those of observers log it. Pass the noise to "
+                "Diagnostics() instead."
             )
         claimed = self._claimed(noise_multiplier, confidence, claim)
         if self.noise is not None and self.noise.num_steps == 0:
             if not self.is_wanted:
-                raise UntestedError(
-                    "Expected an audit with tests, got one with tests=False: no noise was kept."
-                )
-            raise UntestedError("Expected the noise of at least one step, got none: did training run?")
-        gaps = () if any(map(is_test_of_noise, self.checks)) else (_NO_LOG,)
+                raise UntestedError("There is no noise to test, because the audit was made with tests=False.")
+            raise UntestedError("No step was recorded, so there is no noise to test. Did training run?")
+        gaps = () if any(map(is_test_of_noise, self.checks)) else (_UNTESTED + _NO_LOG,)
         return Diagnosis.of((), confidence=confidence, not_covered=gaps).joined(
             *(check.results(claimed) for check in self.checks)
         )
@@ -233,43 +222,62 @@ class RunTests:
         diagnosis, gaps = None, list(result.not_covered)
         claim = result.claim if isinstance(result.claim, Claim) else None
         if confidence is None or more is False:
-            gaps.append(self._why_untested() if confidence is None else _SKIPPED)
+            gaps.append(_UNTESTED + self._why_untested(is_skipped=confidence is not None))
         elif may_have_stopped or not (share := self.share(num_done, is_last=is_last)):
             diagnosis = self._certain(claim, confidence)
-            gaps.append(_STOPPED if may_have_stopped else _SPENT)
+            gaps.append(_UNTESTED + (_STOPPED if may_have_stopped else _SPENT))
         else:
             result = replace(result, notes=(*result.notes, _INTERIM)) if not is_last else result
             try:
-                added = None if isinstance(more, bool) else more
-                diagnosis = self._tested(claim, 1 - share * (1 - confidence), added)
+                diagnosis = self._tested(claim, 1 - share * (1 - confidence), more)
             except UntestedError as error:
                 gaps.append(f"{_UNTESTED}{error}")
         if diagnosis is not None:
             result = replace(result, diagnosis=diagnosis)
             gaps += diagnosis.not_covered
-        covers_sampling = covers_sampling or (diagnosis is not None and diagnosis.tests_sampling)
-        if not covers_sampling and not any(gap.startswith(_DRAWN) for gap in gaps):
-            gaps.append(_SAMPLING)
-        if diagnosis is not None and not any(gap.startswith(_UNTESTED) for gap in gaps):
-            gaps.append(_DIRECTIONS)
-        if not any(getattr(check, "tests_coupling", False) for check in self.checks):  # as a replay does
-            gaps.append(_COUPLED)
-        return replace(result, not_covered=tuple(dict.fromkeys([*gaps, _UNITS, _SEEDED, _BESIDE])))
+        general = self._general_gaps(gaps, diagnosis, covers_sampling=covers_sampling)
+        not_covered = tuple(dict.fromkeys([*gaps, *general, *_NEVER_COVERED]))
+        return replace(result, not_covered=not_covered, specific=tuple(dict.fromkeys(gaps)))
 
-    def _why_untested(self) -> str:
+    def _general_gaps(
+        self, gaps: Sequence[str], diagnosis: Diagnosis | None, *, covers_sampling: bool
+    ) -> Iterator[str]:
+        """Yield what runs of this kind do not cover, besides the gaps of this run."""
+
+        def is_stated(beginning: str) -> bool:
+            return any(gap.startswith(beginning) for gap in gaps)
+
+        covers_sampling = covers_sampling or (diagnosis is not None and diagnosis.tests_sampling)
+        if not covers_sampling and not is_stated(_DRAWN):
+            yield (
+                f"{_DRAWN}: the claim assumes Poisson sampling, and scores of single steps do not "
+                "depend on it"
+            )
+        if diagnosis is not None and not is_stated(_UNTESTED):
+            yield _DIRECTIONS
+        if not any(getattr(check, "tests_coupling", False) for check in self.checks):  # as a replay does
+            yield _COUPLED
+
+    def _why_untested(self, *, is_skipped: bool) -> str:
+        if is_skipped:
+            return "audit() was called with tests=False, and the bound keeps its share of the error rate"
         if not self.checks:
             return _NO_LOG
         if not self._claims.is_gaussian:
-            return _NOT_GAUSSIAN
-        return _NO_SHARE if self.is_wanted else _NOT_WANTED
+            return "the claim is not about Gaussian noise"
+        if not self.is_wanted:
+            return "the audit was set up with tests=False"
+        return "the resumed run began with the whole error rate for the bound"
 
-    def _tested(self, claim: Claim | None, confidence: float, more: SupportsDiagnose | None) -> Diagnosis:
-        added = None if more is None else more.diagnose(confidence)
+    def _tested(
+        self, claim: Claim | None, confidence: float, more: SupportsDiagnose | bool | None
+    ) -> Diagnosis:
+        added = None if more is None or isinstance(more, bool) else more.diagnose(confidence)
         if not (self.is_wanted and self.has_tests) and added is not None:
             return added
         noise_multiplier = claimed_noise(claim)
         if noise_multiplier is None:
-            raise UntestedError(f"Expected a claim about Gaussian noise, got {claim}.")
+            raise UntestedError(f"The claim must be about Gaussian noise, got {claim}.")
         diagnosis = self.diagnose(noise_multiplier, confidence, claim)
         if added is None:
             return diagnosis
@@ -300,7 +308,8 @@ class ScoreSummary:
         """Summarize all scores of a run, steps x canaries."""
         absent = scores[~present]
         square, count = float(np.mean(absent**2)), absent.size
-        low, high = (math.sqrt(square * count / scipy.stats.chi2.ppf(level, count)) for level in _LEVELS)
+        levels = 0.9995, 0.0005  # the interval is wide to avoid false hints
+        low, high = (math.sqrt(square * count / scipy.stats.chi2.ppf(level, count)) for level in levels)
         narrow, spread = _signals(scores, present, facts)
         return cls(
             noise=math.sqrt(square),
@@ -361,5 +370,5 @@ def _is_crowded(scores: FloatArray, present: BoolArray) -> bool:
     counts = numbers[some].astype(np.float64)
     means = np.where(present, scores, 0.0).sum(axis=1)[some] / counts
     fit = scipy.stats.linregress(counts, means)
-    change = abs(fit.slope) * counts.mean()
-    return bool(abs(fit.slope) > _CERTAIN * fit.stderr and change > _CROWDED * abs(means.mean()))
+    change = abs(fit.slope) * counts.mean()  # if the number of present canaries doubles
+    return bool(abs(fit.slope) > _CERTAIN * fit.stderr and change > 0.2 * abs(means.mean()))

@@ -103,7 +103,7 @@ class PerStep:
     def _require_memory(self, num_canaries: int | None) -> None:
         if self._planned is not None and num_canaries is not None:
             _validate.fits_memory(
-                f"the scores of num_steps={self._planned} x num_canaries={num_canaries}",
+                f"The scores of num_steps={self._planned} x num_canaries={num_canaries}",
                 _SCORE_BYTES * self._planned * num_canaries,
             )
 
@@ -246,7 +246,7 @@ class PerStep:
         """Resume from a ``state_dict``, after ``begin``."""
         betting = None if state["betting"] is None else Betting.from_dict(state["betting"])
         if not isinstance(betting, Betting | None):
-            raise InputError(f"Expected the state of a recorder, which bets, got {betting!r}.")
+            raise InputError(f"The state is not that of a recorder, which bets: got {betting!r}.")
         self._betting = betting
         self._log.load(state["scores"], state["present"], self._num_canaries)
         self._lengths.counts = np.array(state["lengths"])

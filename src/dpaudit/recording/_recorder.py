@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias, final
 
 from dpaudit import _validate
-from dpaudit._html import labelled
+from dpaudit._html import alone, banner
 from dpaudit._plotting import draw_trajectory
 from dpaudit._provenance import now
 from dpaudit._types import FloatArray
@@ -198,7 +198,7 @@ class Recorder:
         for count in num_steps:
             if _validate.integer("num_steps", count) > self.num_done:
                 raise InputError(
-                    f"Expected num_steps={count} to be at most {self.num_done}, the number of recorded steps."
+                    f"num_steps must be at most {self.num_done}, the number of recorded steps, got {count}."
                 )
         bounds = [self.scorer.bound(count, self.claim) for count in num_steps]
         self._note_peek()
@@ -232,7 +232,7 @@ class Recorder:
                 rows.append(("bound so far", str(bound)))
         except InputError as error:  # a claim that is not complete yet
             rows.append(("claim", str(error)))
-        return labelled(type(self).__name__, "", rows)
+        return alone(banner(type(self).__name__, "", rows))
 
     @property
     def observations(self) -> Observations:
@@ -301,7 +301,7 @@ class Recorder:
         self.scorer.require_fair(is_over=True)
         may_be_longer = self.scorer.covers_sampling
         if claim is not None and overrides != UNKNOWN:
-            raise InputError("Expected claim=... or its numbers, got both: the claim contains its numbers.")
+            raise InputError("Pass either claim=... or its numbers, not both.")
         claim = claim or self._claims.claim(self.num_done, overrides, may_be_longer=may_be_longer)
         self.scorer.require_signal(claim)
         return claim, self.scorer.observations(claim)
@@ -313,7 +313,7 @@ class Recorder:
         """
         if not isinstance(self.scorer, WholeRun):
             raise InputError(
-                "Expected one score per canary for the whole run, got scores of single steps: use audit()."
+                "These are scores of single steps, not one score per canary for the whole run; use audit()."
             )
         claim, _ = self._auditable(None, self._claims.pop_params(numbers))
         if numbers:
@@ -369,7 +369,7 @@ class Recorder:
 
     def _require_steps(self) -> None:
         if self.num_done == 0:
-            raise InputError("Expected at least one recorded step, got none: did training run?")
+            raise InputError("No step was recorded. Did training run?")
 
     def _note_peek(self) -> None:
         """Note that the bound is shown; an empty curve of a whole run shows none."""
@@ -429,7 +429,7 @@ class ShownBounds:
         planned = self._planned
         ends = "a run of unplanned length" if planned is None else f"{num_done} of {planned} steps"
         return (
-            f"Expected a number of steps that does not depend on the scores, got {ends} and a bound that was "
-            f"shown before the end: {problem} num_steps= to the observer and run all of them, or show the "
-            "bound only after the end."
+            f"The number of steps must not depend on the scores, but after {ends} a bound was shown before "
+            f"the end: {problem} num_steps= to the observer and run all of them, or show the bound only "
+            "after the end."
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.canaries import SHAPES, Dirac, Directions, GradientCanary, ParameterLayout
 from dpaudit.diagnostics import CheckResults, ClaimedStep
@@ -96,14 +97,14 @@ class ScoreLog:
         expected = (self.scores[0] if self.scores else scores).shape
         if scores.size == 0 or scores.ndim != 1 or not scores.shape == present.shape == expected:
             raise InputError(
-                f"Expected a score and a presence flag for each of {expected[0] or 'some'} canaries in step "
-                f"{len(self)}, got shapes {scores.shape} and {present.shape}."
+                f"Step {len(self)} needs a score and a presence flag for each of {expected[0] or 'some'} "
+                f"canaries, got shapes {scores.shape} and {present.shape}."
             )
         if not np.isfinite(scores).all():
             index = int(np.flatnonzero(~np.isfinite(scores))[0])
             overflow = ", or does a norm overflow, as in half precision, for canaries of 1e6 clipping norms"
             raise InputError(
-                f"Expected finite scores in step {len(self)}, got scores[{index}]={scores[index]}: did "
+                f"Scores must be finite, got scores[{index}]={scores[index]} in step {len(self)}. Did "
                 f"training diverge{'' if self.scores else overflow}?"
             )
         if self._canary.is_counted(len(self)):
@@ -120,8 +121,8 @@ class ScoreLog:
             return
         if values.ndim != 2 or values.dtype.kind != "f" or not np.isfinite(values).all():
             raise InputError(
-                f"Expected scores of steps x canaries in the state, all finite, got shape {values.shape} of "
-                f"type {values.dtype!s:.60}."
+                f"The state must have finite scores of steps x canaries, got shape {values.shape} of type "
+                f"{values.dtype!s:.60}."
             )
         require_resumable(values.shape[1], num_canaries)
         for row, flags in zip(values, as_mask(mask, values.shape), strict=True):
@@ -252,8 +253,8 @@ def require_resumable(num_recorded: int, num_canaries: int | None) -> None:
     """Raise if a recorded state has another number of canaries."""
     if num_canaries not in (None, num_recorded):
         raise InputError(
-            f"Expected a state with num_canaries={num_canaries}, as many as this observer has, got one with "
-            f"{num_recorded}: pass num_canaries={num_recorded} to the observer."
+            f"The state has {num_recorded} canaries, but this observer has {num_canaries}; pass "
+            f"num_canaries={num_recorded} to the observer."
         )
 
 
@@ -356,7 +357,7 @@ def check_signal(
     gap = joined.gap
     if gap + _Z_CERTAIN * joined.spread < signal / 2:
         raise MissingCanaryError(
-            f"Expected scores to increase by {signal:g} where a canary is present, got {gap:.2g}: "
+            f"Scores must increase by {signal:g} where a canary is present, but they increase by {gap:.2g}: "
             f"{_cause_of_loss(joined, claimed_noise)}. No verdict can be based on these scores.",
             gap,
         )
@@ -378,8 +379,9 @@ def _cause_of_loss(moments: LengthMoments, claimed_noise: float | None) -> str:
     ratio = math.sqrt(moments.absent.error * moments.absent.count) / claimed_noise
     if ratio < _MUCH_LESS:
         return (
-            f"the release is scaled down together with its noise, which is {ratio:.2g} of the claim, so the "
-            "noisy sum is clipped (noise is added before clipping), or the release is a mean instead of a sum"
+            f"the release is scaled down together with its noise, which is {_validate.percent(ratio, 2)} "
+            "of the claim, so the noisy sum is clipped (noise is added before clipping), or the release is a "
+            "mean instead of a sum"
         )
     return (
         "the sum is scaled down before the noise, so it is clipped again after its rows were added, or "

@@ -94,7 +94,7 @@ class WholeRun:
         step_scores = plain_array("scores", scores).astype(np.float64, copy=False)
         if step_scores.shape != self.present.shape or not np.isfinite(step_scores).all():
             raise InputError(
-                f"Expected {self.present.size} finite scores in step {self.num_done}, got shape "
+                f"Step {self.num_done} needs {self.present.size} finite scores, got shape "
                 f"{step_scores.shape} with {int(np.isfinite(step_scores).sum())} of them finite."
             )
         # divide: log(1 - 1), where every batch includes every canary
@@ -116,8 +116,8 @@ class WholeRun:
         expected = self._rate * int(self.present.sum()) * self.num_done
         if self._signal is not None and self.drawn.count == 0 and expected > _MANY_DRAWS:
             raise InputError(
-                f"Expected the sampler to draw canaries about {expected:.0f} times, got none: it does not "
-                "draw from all of its data set, so it cannot be audited."
+                f"The sampler drew no canary, instead of about {expected:.0f}: it does not draw from all of "
+                "its data set, so it cannot be audited."
             )
         if self._finished is not None:
             self._finished(self._rate)
@@ -132,8 +132,7 @@ class WholeRun:
         num_steps = self._planned or self.num_done if claim is None else _curve(claim).num_steps
         if self.num_done < num_steps or self.num_done == 0:
             raise InputError(
-                f"Expected all {num_steps} steps to be recorded before the whole run is audited, got "
-                f"{self.num_done}."
+                f"The whole run can be audited only after all {num_steps} steps, got {self.num_done}."
             )
         return Observations.from_presence(self.ratios, self.present, scores_of=RUN)
 
@@ -163,9 +162,7 @@ class WholeRun:
 
     def bound(self, num_done: int, claim: Claim) -> NoReturn:
         del num_done, claim
-        raise InputError(
-            "Expected a finished run with sampling=True: there is no bound before the last step."
-        )
+        raise InputError("There is no bound before the last step with sampling=True.")
 
     def trajectory(self, claim: Claim) -> NoReturn:
         self.bound(self.num_done, claim)
@@ -179,12 +176,11 @@ class WholeRun:
         require_resumable(len(state["present"]), self.present.size)
         if ratios.shape != self.present.shape or not np.isfinite(ratios).all():
             raise InputError(
-                f"Expected {self.present.size} finite ratios in the state, got shape {ratios.shape}."
+                f"The state must have {self.present.size} finite ratios, got shape {ratios.shape}."
             )
         if not np.array_equal(as_mask(state["present"], ratios.shape), self.present):
             raise InputError(
-                "Expected the state of a run with the same canaries in its data, got that of another: pass "
-                "the same seed to the observer."
+                "The state is of a run with other canaries in its data; pass the same seed to the observer."
             )
         self.num_done, self.ratios = _validate.integer("num_done", state["num_done"], low=0), ratios
         self.drawn, self.absent = (RunningMoments(*state[side]) for side in ("drawn", "absent"))
@@ -203,7 +199,7 @@ class WholeRun:
 def _curve(claim: Claim) -> SubsampledGaussian:
     """Return the curve of the whole run; only DP-SGD claims are tested against whole runs."""
     if claim.training is None:
-        raise InputError(f"Expected a claim about DP-SGD, such as Claim.dpsgd(...), got {claim}.")
+        raise InputError(f"The claim must be about DP-SGD, such as Claim.dpsgd(...), got {claim}.")
     return claim.training
 
 

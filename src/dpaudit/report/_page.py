@@ -1,7 +1,8 @@
 """A report as one self-contained HTML page, and the blocks of text that every format shows.
 
-A content security policy prevents the page from loading anything. Its sections: a comparison of all runs,
-then each run with its verdict, the grounds for it, its plots and its settings.
+A content security policy prevents the page from loading anything. Its sections: a table of all runs,
+violations first, with what they have in common; then each run: the verdict with findings and causes, the
+bound over time, and what was not tested. Everything else is folded.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from importlib import resources
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR
 
 import dpaudit
-from dpaudit import _validate
-from dpaudit._html import Html, element, joined
+from dpaudit._html import Html, asset, definitions, element, joined
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.diagnostics._diagnosis import findings_sentence
+from dpaudit.diagnostics._findings import FINDINGS
 from dpaudit.report._plots import (
     comparison_plot,
     methods_plot,
@@ -27,87 +28,38 @@ from dpaudit.report._plots import (
     trajectory_plot,
 )
 from dpaudit.report._run import Run
-from dpaudit.report._svg import number, table
-from dpaudit.stats import PRIVACY, ApproximateDP, Kind, Verdict, errors_line
+from dpaudit.report._svg import table
+from dpaudit.stats import Verdict, errors_line
 from dpaudit.stats import summary as result_summary
-
-
-def verdict_mark(verdict: Verdict | None) -> tuple[str, str]:
-    """Return a symbol and a word for a verdict: color alone is never enough."""
-    marks = {
-        None: ("\N{WHITE SQUARE}", "No claim"),
-        Verdict.VIOLATION: ("\N{BLACK UP-POINTING TRIANGLE}", "Violation"),
-        Verdict.NO_VIOLATION: ("\N{WHITE CIRCLE}", "No violation"),
-        Verdict.UNDERPOWERED: ("\N{WHITE DIAMOND}", "Underpowered"),
-    }
-    return marks[verdict]
-
-
-def smallest_leak(run: Run) -> str:
-    """Return the epsilon of the smallest detectable leak."""
-    return "none" if run.power is None or math.isinf(run.power.epsilon) else number(run.power.epsilon)
-
+from dpaudit.stats._block import rounded
 
 COMPARISON_HEADER = (
     "run",
     "verdict",
     "claimed epsilon",
-    "lower bound on epsilon",
-    "confidence",
-    "smallest detectable leak",
+    "lower bound",
+    "detectable epsilon",
 )
 
 
 def comparison_row(run: Run) -> list[str]:
     """Return the row of a run in the table of several runs."""
+    leak = run.power
     return [
         run.name,
-        verdict_mark(run.verdict)[1],
-        number(run.claim.epsilon),
-        number(run.bound.epsilon),
-        _validate.percent(run.bound.confidence),
-        smallest_leak(run),
+        f"{run.block.mark} {run.block.title}",
+        rounded(run.claim.epsilon),
+        rounded(run.bound.epsilon, ROUND_FLOOR),
+        "none" if leak is None or math.isinf(leak.epsilon) else rounded(leak.epsilon, ROUND_CEILING),
     ]
-
-
-def headline(run: Run) -> str:
-    """Return the verdict as a sentence with its numbers."""
-    claimed, least, sureness = number(run.claim.epsilon), number(run.bound.epsilon), _sureness(run)
-    if run.verdict is None:
-        return f"There is no claim: epsilon is at least {least}, {sureness}."
-    if run.verdict is Verdict.UNDERPOWERED:
-        return f"The claim of epsilon {claimed} could not be tested: twice of it could have gone undetected."
-    if run.verdict is Verdict.NO_VIOLATION:
-        return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {sureness}."
-    if run.refuted is not None and PRIVACY not in run.refuted:
-        return (
-            "The tests refute that this is the claimed mechanism, so its epsilon does not describe this run: "
-            f"{claimed} is claimed, and epsilon is at least {least}, {sureness}."
-        )
-    if isinstance(run.bound.tradeoff, ApproximateDP):  # the one curve that assumes no mechanism at any delta
-        return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {sureness}."
-    # only the claimed curve is refuted: another kind of mechanism might leak as much within its epsilon
-    return (
-        f"The claim is refuted {sureness}: a mechanism of the claimed kind that leaks this much has an "
-        f"epsilon of at least {least}, but {claimed} is claimed."
-    )
-
-
-def _sureness(run: Run) -> str:
-    """Return the certainty of the bound, with the meaning of a kind that gives no confidence."""
-    level, kind = _validate.percent(run.bound.confidence), run.bound.kind
-    return {
-        Kind.CONFIDENCE: f"with {level} confidence",
-        Kind.CREDIBLE: f"with {level} credibility ({kind.meaning})",
-        Kind.HEURISTIC: f"by a heuristic ({kind.meaning})",
-    }[kind]
 
 
 def summary(run: Run) -> list[tuple[str, str]]:
     """Return the claim, bound, kind, method, power, estimates and noise tests as labels and sentences."""
     lines = result_summary(
         run.claim.summary,
-        run.bound,
+        run.bound.statement,
+        run.bound.label,
         run.power,
         parts=run.claim.parts,
         attack_power=run.attack_power,
@@ -121,6 +73,8 @@ def summary(run: Run) -> list[tuple[str, str]]:
     estimates = [] if run.estimate is None else run.estimate.lines(brief=False)
     after_bound = [label for label, _ in lines].index("bound") + 1
     lines.insert(after_bound, ("kind", kind))
+    # long numbers, such as that of expected=0.4876240079365079, are shortened
+    lines = [(label, re.sub(r"\d+\.\d{5,}", lambda n: f"{float(n[0]):.4g}", text)) for label, text in lines]
     return [*lines, *estimates, ("noise tests", tests), *_errors(run)]
 
 
@@ -128,7 +82,8 @@ def _errors(run: Run) -> list[tuple[str, str]]:
     """Return how bound and tests share the error rate, if they do."""
     if run.refuted is None or run.diagnosis is None:
         return []
-    return [("errors", errors_line(run.bound, run.diagnosis))]
+    shares = run.bound.confidence, run.diagnosis.confidence
+    return [("errors", errors_line(*shares, len(run.diagnosis.checks)))]
 
 
 def diagnosis_sentences(run: Run, diagnosis: Diagnosis) -> tuple[str, str]:
@@ -164,7 +119,7 @@ def sections(run: Run) -> list[tuple[str, Mapping[str, str]]]:
 
 def page(runs: Sequence[Run], *, title: str, notice: str | None = None) -> str:
     """Return one self-contained page; ``notice`` is text that precedes everything else."""
-    style, script = _asset("style.css"), _asset("script.js")
+    style, script = asset("banner.css", "style.css"), asset("script.js")
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -176,13 +131,9 @@ def page(runs: Sequence[Run], *, title: str, notice: str | None = None) -> str:
         element("style", style),
     )
     tip = element("div", id="tip", role="status", aria_live="polite", hidden=True)
-    body = element("body", _header(title, notice), _main(runs), _footer(), tip, element("script", script))
+    parts = (_header(runs, title, notice), _main(runs), _footer(), tip, element("script", script))
+    body = element("body", *parts)
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
-
-
-def _asset(name: str) -> Html:
-    # part of the package and the same for every page: not escaped
-    return Html((resources.files("dpaudit.report") / "assets" / name).read_text(encoding="utf-8"))
 
 
 def _policy(style: str, script: str) -> str:
@@ -195,17 +146,42 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _header(title: str, notice: str | None) -> Html:
+def _header(runs: Sequence[Run], title: str, notice: str | None) -> Html:
     lead = None if notice is None else element("p", notice, class_="lead")
     theme = element("button", "Dark", id="theme", type="button", aria_pressed="false", hidden=True)
     bar = element("div", element("p", "dpaudit report", class_="brand"), theme, class_="bar")
-    return element("header", bar, element("h1", title), lead)
+    return element("header", bar, element("h1", title), _origin(runs[0]) if len(runs) == 1 else None, lead)
+
+
+def _origin(run: Run) -> Html | None:
+    """Return date, version, commit and seal of a run, in one line."""
+    origin = run.provenance
+    date = next((origin[key] for key in ("finished", "started", "time") if key in origin), None)
+    commit = next((text for key, text in origin.items() if key.endswith("commit")), None)
+    entries = {
+        "": None if date is None else date[:16].replace("T", " ") + " UTC",
+        "dpaudit ": origin.get("dpaudit", origin.get("packages.dpaudit")),
+        "commit ": None if commit is None else commit[:10],
+        "seal ": "none" if run.seal is None else run.seal[:16],
+    }
+    words = [f"{label}{text}" for label, text in entries.items() if text is not None]
+    return element("p", " \N{MIDDLE DOT} ".join(words), class_="origin") if words else None
 
 
 def _main(runs: Sequence[Run]) -> Html:
-    compared = _comparison(runs) if len(runs) > 1 else None
-    sections = [_run_section(run, index, alone=len(runs) == 1) for index, run in enumerate(runs)]
-    return element("main", compared, joined(sections))
+    """Return all runs, violations first."""
+    ranks = (Verdict.VIOLATION, Verdict.UNDERPOWERED, None, Verdict.NO_VIOLATION)
+    ordered = sorted(runs, key=lambda run: ranks.index(run.verdict))
+    if len(runs) == 1:
+        return element("main", _run_section(runs[0], "run-0", alone=True, shared=frozenset()))
+    common = ({*run.assumptions, *run.not_covered} for run in runs)
+    shared = frozenset(set.intersection(*common))
+    sections = [
+        _run_section(run, f"run-{index}", alone=False, shared=shared) for index, run in enumerate(ordered)
+    ]
+    plot = comparison_plot(ordered)
+    over_time = None if plot is None else element("section", element("div", plot, class_="figures"))
+    return element("main", _overview(ordered, shared), joined(sections), over_time)
 
 
 def _footer() -> Html:
@@ -216,137 +192,126 @@ def _footer() -> Html:
     return element("footer", element("p", text))
 
 
-def _comparison(runs: Sequence[Run]) -> Html:
-    """Return a table of all runs, and a plot of their bounds."""
-    links = [element("li", element("a", run.name, href=f"#run-{i}")) for i, run in enumerate(runs)]
-    plot = comparison_plot(runs)
+def _overview(runs: Sequence[Run], shared: frozenset[str]) -> Html:
+    """Return a table of all runs, and what all of them assume and leave untested."""
+    rows = [_row(run, f"#run-{index}") for index, run in enumerate(runs)]
+    first = runs[0]
     return element(
         "section",
         element("h2", "All runs", id="all"),
-        element("nav", element("ul", *links), aria_label="Runs"),
-        table(COMPARISON_HEADER, [_row(run) for run in runs], words=2, label="All runs, as a table"),
-        None if plot is None else element("div", plot, class_="figures"),
+        element(
+            "nav", table(COMPARISON_HEADER, rows, words=2, label="All runs, as a table"), aria_label="Runs"
+        ),
+        _folded_list("Not tested in any run", [text for text in first.not_covered if text in shared]),
+        _folded_list("What all runs assume", [text for text in first.assumptions if text in shared]),
+        class_="overview",
         aria_labelledby="all",
     )
 
 
-def _row(run: Run) -> list[str]:
-    name, _, *numbers = comparison_row(run)
-    mark, word = verdict_mark(run.verdict)
-    text = f"{mark} {word}"
-    verdict = element("span", text, class_="violation") if run.verdict is Verdict.VIOLATION else text
-    return [name, verdict, *numbers]
+def _row(run: Run, address: str) -> list[str]:
+    name, verdict, *others = comparison_row(run)
+    is_violation = run.verdict is Verdict.VIOLATION
+    shown = element("span", verdict, class_="violation") if is_violation else verdict
+    return [element("a", name, href=address), shown, *others]
 
 
-def _run_section(run: Run, index: int, *, alone: bool) -> Html:
-    """Return the verdict, grounds, plots, diagnostics and settings of a run; a single run has no heading."""
-    name = f"run-{index}"
-    heading = None if alone else element("h2", run.name, id=name)
+def _run_section(run: Run, name: str, *, alone: bool, shared: frozenset[str]) -> Html:
+    """Return the verdict, the bound over time and the coverage; the rest is folded.
+
+    A single run has no heading. What is ``shared`` by all runs is not repeated.
+    """
+    course = run.figures.course
+    over_time = None if course is None else element(
+        "div", trajectory_plot(run, course, wide=True), class_="figures"
+    )  # fmt: skip
     return element(
         "section",
-        heading,
-        _verdict_section(run),
-        _numbers(run),
-        _grounds(run),
-        _plots(run),
-        None if run.diagnosis is None else _diagnosis(run, run.diagnosis),
-        _settings(run),
+        *(() if alone else (element("h2", run.name, id=name), _origin(run))),
+        run.block.html(),
+        over_time,
+        _coverage(run, shared),
+        element("div", *_folded_parts(run, shared), class_="part"),
         class_="run",
         aria_labelledby=None if alone else name,
         aria_label=run.name if alone else None,
     )
 
 
-def _verdict_section(run: Run) -> Html:
-    mark, word = verdict_mark(run.verdict)
-    label = element("p", element("span", mark, aria_hidden="true"), f" {word}", class_="word")
-    kind = word.lower().replace(" ", "-")
-    return element(
-        "div",
-        label,
-        element("p", headline(run), class_="headline"),
-        element("p", run.sentence),
-        class_=f"verdict {kind}",
-    )
+def _coverage(run: Run, shared: frozenset[str]) -> Html:
+    """Return what the verdict means, what the audit did not test, and its notes."""
+    untested = [text for text in run.not_covered if text not in shared]
+    elements = [element("h3", "Meaning and coverage"), element("p", run.sentence)]
+    if untested:
+        elements += [element("p", "Not tested:"), _list(untested)]
+    if len(untested) < len(run.not_covered):
+        link = element("a", "not tested in any run", href="#all")
+        elements.append(element("p", "See also what was ", link, "."))
+    if run.notes:
+        elements += [element("p", "Notes:"), _list(run.notes)]
+    return element("div", *elements, class_="coverage")
 
 
-def _numbers(run: Run) -> Html:
-    entries = [
-        ("claimed", f"epsilon {number(run.claim.epsilon)}", f"at delta = {run.claim.delta:g}"),
-        ("lower bound", f"epsilon {number(run.bound.epsilon)}", f"{run.bound.kind} bound"),
-        ("confidence", _validate.percent(run.bound.confidence), "for the bound"),
-    ]
-    if run.power is not None:
-        leak = smallest_leak(run)
-        seen = leak if leak == "none" else f"epsilon {leak}"
-        below = f"with {_validate.percent(run.power.probability)} probability"
-        by = ", by an ideal attack" if run.power.is_ideal else ""
-        entries.append(("smallest detectable leak", seen, below + by))
-    tiles = [
-        element("div", element("dt", label), element("dd", element("strong", value), element("small", below)))
-        for label, value, below in entries
-    ]
-    return element("dl", *tiles, class_="numbers")
+def _folded_parts(run: Run, shared: frozenset[str]) -> Iterator[Html | None]:
+    """Yield the folded parts of a run."""
+    if rows := list(_findings(run)):
+        yield _folded("Findings", definitions(rows, "grounds"))
+    yield _folded_list("Assumptions", [text for text in run.assumptions if text not in shared])
+    yield _folded("Method", definitions(summary(run), "grounds"))
+    if run.diagnosis is not None:
+        yield _folded("Tests", *_diagnosis(run, run.diagnosis))
+    if figures := list(_plots(run)):
+        yield _folded("Scores and error rates", element("div", *figures, class_="figures"))
+    if run.methods:
+        yield _folded("All methods", element("div", methods_plot(run), class_="figures"))
+    for title, lines in sections(run):
+        yield _folded(title, _lines(lines))
 
 
-def _grounds(run: Run) -> Html:
-    """Return the grounds for the verdict, in full sentences."""
-    entries: list[tuple[str, Html]] = [(label, element("p", text)) for label, text in summary(run)]
-    entries += [(label, _list(texts)) for label, texts in lists(run) if texts]
-    items = [item for label, text in entries for item in (element("dt", label), element("dd", text))]
-    return element("dl", *items, class_="grounds")
+def _findings(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield all findings with what they test and why it matters, then all possible causes."""
+    for finding in () if run.diagnosis is None else run.diagnosis.findings:
+        yield finding.name, finding.sentence
+        if finding.name in FINDINGS:
+            kind = FINDINGS[finding.name]
+            yield finding.name, f"Tests {kind.tests}. {kind.matters} See {kind.name} on the page Findings."
+    for cause in run.likely_causes:
+        yield "possible cause", cause
+
+
+def _folded(title: str, *children: Html) -> Html:
+    return element("details", element("summary", element("h3", title)), *children, class_="fold")
+
+
+def _folded_list(title: str, texts: Sequence[str]) -> Html | None:
+    return _folded(f"{title} ({len(texts)})", _list(texts)) if texts else None
 
 
 def _list(texts: Sequence[str]) -> Html:
     return element("ul", *(element("li", text) for text in texts))
 
 
-def _plots(run: Run) -> Html:
-    """Draw two plots per row; an odd last one has its text beside it."""
-    functions = list(_plot_functions(run))
-    odd = len(functions) if len(functions) % 2 else None
-    drawn = [draw(wide=count == odd) for count, draw in enumerate(functions, start=1)]
-    return element("div", *drawn, methods_plot(run) if run.methods else None, class_="figures")
-
-
-def _plot_functions(run: Run) -> Iterator[Callable[..., Html]]:
-    """Yield a function for each plot that the data of this run allow."""
+def _plots(run: Run) -> Iterator[Html]:
+    """Yield the plots that the data of this run allow."""
     figures = run.figures
     if figures.scores is not None:
-        yield partial(scores_plot, figures.scores)
-    if figures.course is not None:
-        yield partial(trajectory_plot, run, figures.course)
+        yield scores_plot(figures.scores)
     if figures.plane is not None:
-        yield partial(tradeoff_plot, figures.plane)
+        yield tradeoff_plot(figures.plane)
     if run.estimate is not None and run.estimate.roc is not None:
-        yield partial(roc_plot, run.estimate.roc)
+        yield roc_plot(run.estimate.roc)
 
 
-def _diagnosis(run: Run, diagnosis: Diagnosis) -> Html:
+def _diagnosis(run: Run, diagnosis: Diagnosis) -> Iterator[Html]:
     flagged = {finding.name for finding in diagnosis.findings}
     rows = [
         (check.name, f"{check.p_value:.2g}", "finding" if check.name in flagged else "")
         for check in diagnosis.checks
     ]
-    elements = [element("h3", "Diagnostics"), element("p", " ".join(diagnosis_sentences(run, diagnosis)))]
-    if diagnosis.findings:
-        elements.append(_list([f"{finding.name}: {finding.sentence}" for finding in diagnosis.findings]))
-    elements += [element("p", f"Note: {note}") for note in diagnosis.notes]
-    tests = table(("test", "p-value", ""), rows, label="All tests")
-    elements.append(element("details", element("summary", "Data: all tests"), tests))
-    return element("div", *elements, class_="part")
-
-
-def _settings(run: Run) -> Html | None:
-    """Return facts about the training run; its configuration and provenance are long, hence collapsed."""
-    elements: list[Html] = []
-    for title, lines in sections(run):
-        heading = element("h3", title)
-        if title == "Training":
-            elements += [heading, _lines(lines)]
-        else:
-            elements.append(element("details", element("summary", heading), _lines(lines)))
-    return element("div", joined(elements), class_="part") if elements else None
+    yield element("p", " ".join(diagnosis_sentences(run, diagnosis)))
+    if diagnosis.notes:
+        yield _list(diagnosis.notes)
+    yield table(("test", "p-value", ""), rows, label="All tests")
 
 
 def _lines(lines: Mapping[str, str]) -> Html:

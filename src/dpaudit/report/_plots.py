@@ -22,9 +22,8 @@ from dpaudit.recording import Trajectory
 from dpaudit.report._plot_data import Histogram
 from dpaudit.report._run import METHODS_HEADER, MethodBound, Run, method_row
 from dpaudit.report._svg import WIDTH, AxisScale, Canvas, Numbers, figure, number
-from dpaudit.stats import ErrorRatePlane, Kind, RocBand
+from dpaudit.stats import ErrorRatePlane, Kind, RocBand, Verdict
 
-_DASHES = ("one", "two", "three", "four")  # classes of lines, one per compared run
 _BAR_HEIGHT = 24  # including the space around a bar
 _TOP, _AXIS = 4, 46  # space above and below the bars
 _NAMES, _NUMBERS = 192, 52  # space for text on the left and on the right
@@ -72,7 +71,7 @@ def trajectory_plot(run: Run, trajectory: Trajectory, *, wide: bool = False) -> 
     steps = [float(point.num_done) for point in points]
     lower, upper = [point.epsilon for point in points], [point.upper for point in points]
     numbers = Numbers(
-        (f"{run.counted}s", "lower bound", "estimate", "top of the band"),
+        (_axis_name(run), "lower bound", "estimate", "top of the band"),
         [
             (f"{point.num_done:,}", number(point.epsilon), number(point.estimate), number(point.upper))
             for point in points
@@ -80,29 +79,28 @@ def trajectory_plot(run: Run, trajectory: Trajectory, *, wide: bool = False) -> 
         words=0,
     )
     canvas = _bounds_canvas([trajectory], claimed, (steps[0], steps[-1]))
+    tone = _tone(run)
     picture = canvas.svg(
-        canvas.axes(f"{run.counted}s", "epsilon"),
+        canvas.axes(_axis_name(run), "epsilon"),
         canvas.inside(
-            canvas.area(steps, lower, upper, "area band"),
-            canvas.line(steps, [point.estimate for point in points], "line estimate"),
-            canvas.line(steps, lower, "line bound"),
+            canvas.area(steps, lower, upper, f"area band {tone}"),
+            canvas.line(steps, [point.estimate for point in points], f"line estimate {tone}"),
+            canvas.line(steps, lower, f"line bound {tone}"),
         ),
         canvas.horizontal(claimed, "line claim"),
         canvas.strips(steps, numbers.tips),
         label="Lower bound on epsilon over time",
     )
     keys = [
-        ("line bound", "lower bound"),
-        ("area band", "band"),
-        ("line estimate", "estimate"),
+        (f"line bound {tone}", "lower bound"),
+        (f"area band {tone}", "band"),
+        (f"line estimate {tone}", "estimate"),
         ("line claim", f"claim {number(claimed)}"),
     ]
-    level = _validate.percent(trajectory.confidence)
     text = (
-        f"Betting on the errors gives a lower bound that holds at every {run.counted} simultaneously, with "
-        f"{level} confidence: it may be used to stop a run early. The top of the band bounds the leak that "
-        f"this attack can show, also with {level} confidence, if its error rate is constant; a better attack "
-        "may show more."
+        f"The lower bound on epsilon holds at every {run.counted} simultaneously. If it rises above the "
+        "claim, the claim is refuted, and the run may be stopped. The band is what this attack can show if "
+        "its error rate is constant; a better attack may show more."
     )
     if not run.figures.of_verdict:
         text += f" The verdict rests on another method, with a bound of {number(run.bound.epsilon)}."
@@ -111,21 +109,18 @@ def trajectory_plot(run: Run, trajectory: Trajectory, *, wide: bool = False) -> 
 
 def comparison_plot(runs: Sequence[Run]) -> Html | None:
     """Draw the live bounds of the first runs that have one; None if there are fewer than two."""
-    live = [(run, run.figures.course) for run in runs if run.figures.course is not None][: len(_DASHES)]
+    dashes = ("one", "two", "three", "four")  # classes of lines, one per run
+    live = [run for run in runs if run.figures.course is not None][: len(dashes)]
     if len(live) < 2:
         return None
-    names, trajectories = [run.name for run, _ in live], [trajectory for _, trajectory in live]
-    claims = sorted({run.claim.epsilon for run, _ in live})
+    names, claims = [run.name for run in live], sorted({run.claim.epsilon for run in live})
+    trajectories = [run.figures.course for run in live if run.figures.course is not None]
     percents = _percents(max(trajectories, key=lambda trajectory: len(trajectory.points)))
-    rows = [
-        [f"{percent:.0f} %", *(_bound_at(trajectory, percent) for trajectory in trajectories)]
-        for percent in percents
-    ]
-    numbers = Numbers(("observations", *names), rows)
+    numbers = Numbers(("observations", *names), [_bounds_at(trajectories, percent) for percent in percents])
     canvas = _bounds_canvas(trajectories, claims[-1], (0.0, 100.0))
-    lines = [f"line run {dash}" for dash in _DASHES[: len(live)]]
+    lines = list(map("line run {} {}".format, dashes, map(_tone, live)))
     picture = canvas.svg(
-        canvas.axes("observations, %", "epsilon"),
+        canvas.axes(f"{_axis_name(live[0])}, %", "epsilon"),
         *(
             canvas.line(_percents(trajectory), [point.epsilon for point in trajectory.points], line)
             for trajectory, line in zip(trajectories, lines, strict=True)
@@ -142,9 +137,22 @@ def comparison_plot(runs: Sequence[Run]) -> Html | None:
     return figure("Bounds over time", text, picture, numbers, keys=keys, wide=True)
 
 
-def _bound_at(trajectory: Trajectory, percent: float) -> str:
-    points = zip(trajectory.points, _percents(trajectory), strict=True)
-    return number(next(point.epsilon for point, reached in points if reached >= percent - 1e-9))
+def _tone(run: Run) -> str:
+    """Return the class of a mark that has the color of the verdict."""
+    if run.verdict is None or run.verdict is Verdict.NO_VIOLATION:
+        return "neutral"
+    return run.verdict.name.lower()
+
+
+def _axis_name(run: Run) -> str:
+    return "training steps" if run.counted == "step" else f"{run.counted}s"
+
+
+def _bounds_at(trajectories: Sequence[Trajectory], percent: float) -> list[str]:
+    """Return the row of a table: the first bound of each run at this percentage or later."""
+    points = [zip(trajectory.points, _percents(trajectory), strict=True) for trajectory in trajectories]
+    bounds = [next(point.epsilon for point, at in pairs if at >= percent - 1e-9) for pairs in points]
+    return [f"{percent:.0f} %", *map(number, bounds)]
 
 
 def _percents(trajectory: Trajectory) -> list[float]:

@@ -29,7 +29,6 @@ from dpaudit.report._page import (
     COMPARISON_HEADER,
     comparison_row,
     diagnosis_sentences,
-    headline,
     lists,
     page,
     sections,
@@ -60,7 +59,7 @@ class Format(StrEnum):
         """Return the format that matches the suffix of a file."""
         suffix = file.suffix.lower().removeprefix(".")
         if suffix not in list(cls):
-            raise InputError(f"Expected a file name ending in .html, .md or .json, got {file.name!r}.")
+            raise InputError(f"The file name must end in .html, .md or .json, got {file.name!r}.")
         return cls(suffix)
 
 
@@ -75,10 +74,10 @@ class Report:
     def __post_init__(self) -> None:
         if not isinstance(self.runs, Sequence) or not all(isinstance(run, Run) for run in self.runs):
             raise InputError(
-                f"Expected runs to be a tuple of Run, as in runs=(run,), got {type(self.runs).__name__}."
+                f"runs must be a tuple of Run, as in runs=(run,), got {type(self.runs).__name__}."
             )
         if not self.runs:
-            raise InputError("Expected at least one run to report, got none.")
+            raise InputError("There is no run to report.")
 
     @classmethod
     def read(
@@ -161,13 +160,11 @@ def _read(folder: Path, name: str | None, remarks_on: Callable[..., tuple[str, .
 
 def _require_finished(folder: Path, file: Path) -> None:
     if not folder.is_dir():
-        raise InputError(f"Expected {folder} to be the directory of a run, but there is no such directory.")
+        raise InputError(f"The directory {folder} does not exist.")
     if not file.exists():
         begun = (folder / "config.json").exists()
-        reason = (
-            "but it is unfinished: resume it with dpaudit run" if begun else "but there is no result.json"
-        )
-        raise InputError(f"Expected a finished run in {folder}, {reason}.")
+        reason = "resume it with dpaudit run" if begun else "it has no result.json"
+        raise InputError(f"{folder} is not a finished run: {reason}.")
 
 
 def _require_no_demo(folder: Path, values: Mapping[str, Any]) -> None:
@@ -176,7 +173,7 @@ def _require_no_demo(folder: Path, values: Mapping[str, Any]) -> None:
         return
     inner = sorted(str(path.parent) for path in folder.glob("*/result.json"))
     runs = f"its runs are {', '.join(inner[:10])}" if inner else "it no longer contains any run"
-    raise InputError(f"Expected {folder} to be the directory of a run, got that of dpaudit demo; {runs}.")
+    raise InputError(f"{folder} is the directory of dpaudit demo, not of a run; {runs}.")
 
 
 @contextmanager
@@ -189,7 +186,7 @@ def _as_damage(file: Path) -> Iterator[None]:
             raise
         raise InputError(f"{str(error).removesuffix('.')}, in {file}.") from error
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise InputError(f"Expected {file} to be as a run writes it, but it is damaged.") from error
+        raise InputError(f"{file} is damaged: it is not as a run writes it.") from error
 
 
 def _printable(value: Any) -> Any:
@@ -255,10 +252,9 @@ def _markdown(runs: Sequence[Run], *, title: str, notice: str | None = None) -> 
 
 def _section(run: Run) -> Iterator[str]:
     yield f"## {_plain(run.name)}"
-    yield f"**{_plain(headline(run))}**"
-    word = "" if run.verdict is None else f"{run.verdict.name}. "
-    yield f"{word}{_plain(run.sentence)}"
-    yield _table(("", ""), summary(run))
+    yield f"**{_plain(f'{run.block.mark} {run.block.title}: {run.block.numbers}')}**"
+    yield _plain(run.sentence)
+    yield _table(("", ""), [*run.block.rows, *summary(run)])
     for label, texts in (*lists(run), ("diagnostics", _diagnosis(run))):
         if texts:
             yield f"{label.capitalize()}:\n\n" + "\n".join(f"- {_plain(text)}" for text in texts)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import unicodedata
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from dpaudit.diagnostics import Check, Diagnosis, Finding
+from dpaudit.diagnostics import Diagnosis
 from dpaudit.report._plot_data import PlotData
 from dpaudit.report._svg import number
 from dpaudit.stats import (
-    LARGEST,
     Bound,
     ClaimPart,
     ErrorCounts,
@@ -24,18 +22,18 @@ from dpaudit.stats import (
     plain,
 )
 from dpaudit.stats import number as read_number
+from dpaudit.stats._block import Block
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimSummary:
-    """A claim as one line, and its numbers; ``parameter`` belongs to the bound's trade-off."""
+    """A claim as one line, and its numbers."""
 
     summary: str
     epsilon: float
     delta: float
-    parameter: float
     parts: tuple[ClaimPart, ...] = ()
 
     @classmethod
@@ -45,7 +43,6 @@ class ClaimSummary:
             summary=_text(values["summary"]),
             epsilon=read_number(values, "epsilon"),
             delta=read_number(values, "delta", high=1.0),
-            parameter=read_number(values, "parameter"),
             parts=tuple(map(ClaimPart.from_dict, values.get("parts", ()))),
         )
 
@@ -83,6 +80,8 @@ class Run:
 
     name: str
     values: Mapping[str, Any] = field(repr=False)
+    block: Block
+    """What every form of the result shows first."""
     verdict: Verdict | None
     """None without a claim."""
     sentence: str
@@ -148,6 +147,7 @@ class Run:
         return cls(
             name=name,
             values=values,
+            block=Block.of(values),
             verdict=None if word is None else Verdict[word],
             sentence=_text(values["sentence"] or "No verdict: without a claim, there is nothing to refute."),
             claim=claim,
@@ -160,7 +160,7 @@ class Run:
             notes=(*_texts(values, "notes"), *more.get("remarks", ())),
             not_covered=_texts(values, "not_covered"),
             refuted=_texts(values, "refuted") if values.get("refuted") is not None else None,
-            diagnosis=_optional(_diagnosis, values, "diagnosis"),
+            diagnosis=_optional(Diagnosis.from_dict, values, "diagnosis"),
             likely_causes=_texts(values, "likely_causes"),
             facts=dict(_facts(values)),
             **more,
@@ -199,20 +199,9 @@ class Run:
             "methods": [method.to_dict() for method in self.methods],
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
-            "diagnosis": None if self.diagnosis is None else self._diagnosis_values(self.diagnosis),
+            "diagnosis": self.values.get("diagnosis"),
             "likely_causes": list(self.likely_causes),
             "figures": self.figures.to_dict(),
-        }
-
-    def _diagnosis_values(self, diagnosis: Diagnosis) -> dict[str, Any]:
-        keys = ("name", "p_value", "adjusted", "sentence")
-        return {
-            "confidence": diagnosis.confidence,
-            "tests": [{"name": check.name, "p_value": check.p_value} for check in diagnosis.checks],
-            "findings": [{key: getattr(finding, key) for key in keys} for finding in diagnosis.findings],
-            "likely_causes": list(self.likely_causes),
-            "notes": list(diagnosis.notes),
-            "assumptions": list(diagnosis.assumptions),
         }
 
 
@@ -241,29 +230,6 @@ def _methods(rows: Sequence[Mapping[str, Any]], delta: float) -> Iterator[Method
         is_comparable = row[key] is not None and (key != "epsilon" or row["delta"] == delta)
         compared = read_number(row, key) if is_comparable else None
         yield MethodBound(_text(row["name"]), Bound.from_dict(row), compared)
-
-
-def _diagnosis(values: Mapping[str, Any]) -> Diagnosis:
-    """Return all tests and their findings; a test without a finding has no stored sentence."""
-    return Diagnosis(
-        confidence=read_number(values, "confidence", high=1.0),
-        checks=tuple(Check(sentence="", **_tested(test)) for test in values["tests"]),
-        findings=tuple(
-            Finding(
-                adjusted=read_number(finding, "adjusted", high=LARGEST),
-                sentence=_text(finding["sentence"]),
-                **_tested(finding),
-            )
-            for finding in values["findings"]
-        ),
-        notes=_texts(values, "notes"),
-        assumptions=_texts(values, "assumptions"),
-    )
-
-
-def _tested(values: Mapping[str, Any]) -> dict[str, Any]:
-    p_value = read_number(values, "p_value", high=1.0)
-    return {"name": _text(values["name"]), "p_value": p_value, "estimate": math.nan}
 
 
 def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -2,12 +2,13 @@
 
 Users import from :mod:`dpaudit`. The other names are what authors of trade-offs, inferences and threshold
 rules extend, what recorders use (``audit_recorded``, ``split_by_coins``, ``CoinCheck``, ``AuditDesign``), and
-what reports write and read (``SCHEMA_VERSION``, ``plain``, ``number``, ``summary``).
+what reports write and read (``SCHEMA_VERSION``, ``plain``, ``number``, ``summary``, ``Block``).
 """
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._audit import audit, audit_recorded, audit_untuned, default_method, guesses_of, lower_bound
-from dpaudit.stats._bound import LARGEST, Bound, Power, number, plain
+from dpaudit.stats._block import Block, details, detected, errors_line, rounded, summary
+from dpaudit.stats._bound import DEFAULT, GIVEN, LARGEST, READ, Bound, ClaimPart, Power, number, plain
 from dpaudit.stats._counts import ErrorCounts, Guesses, StepErrors, StepScores
 from dpaudit.stats._estimate import Estimate, scale_notes
 from dpaudit.stats._observations import (
@@ -34,17 +35,11 @@ from dpaudit.stats._planning import Leak, Plan, plan_canaries, plan_observations
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._presence import CoinCheck
 from dpaudit.stats._result import (
-    DEFAULT,
-    GIVEN,
     PRIVACY,
-    READ,
     Claimed,
-    ClaimPart,
     Hypothesis,
     Result,
     Verdict,
-    errors_line,
-    summary,
     unrefuted,
 )
 from dpaudit.stats._roc_band import ErrorRatePlane, RocBand
@@ -99,6 +94,7 @@ __all__ = [
     "AuditDesign",
     "BestOf",
     "Betting",
+    "Block",
     "Bound",
     "BoundQuery",
     "ClaimPart",
@@ -152,6 +148,8 @@ __all__ = [
     "audit_untuned",
     "chunks",
     "default_method",
+    "details",
+    "detected",
     "errors_line",
     "guessed_p_value",
     "guesses_of",
@@ -167,6 +165,7 @@ __all__ = [
     "plan_steps",
     "plausible_counts",
     "require_higher_is_present",
+    "rounded",
     "scale_notes",
     "smallest_leak",
     "split_by_coins",

@@ -53,7 +53,7 @@ from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
 # assumptions, which docs/verdicts.md explains
 _GIVEN_COUNTS = "the threshold for the counts was chosen before seeing the data"
-_ONLY_SCORES = "where the scores come from is not tested: neither the noise nor the sampling nor the code"
+_ONLY_SCORES = "how the scores were produced"
 _MOST_GUESSES = 100_000  # the bound on them takes a minute
 
 
@@ -101,8 +101,8 @@ def audit_recorded(
     if observations.scores_of == ONE_RUN:
         if inference is not None or not isinstance(threshold, Fixed | None):
             raise InputError(
-                f"Expected no inference, and no threshold rule but Fixed(...), with scores_of={ONE_RUN!r}: "
-                "all canaries of the run are guessed."
+                f"scores_of={ONE_RUN!r} allows no inference, and no threshold rule but Fixed(...): all "
+                "canaries of the run are guessed."
             )
         return _audit_guesses(observations, claim, tradeoff, confidence, threshold)
     hypothesis = claim.hypothesis(tradeoff)
@@ -156,7 +156,7 @@ def guesses_of(observations: Observations, threshold: float | None) -> Guesses:
     scores = np.concatenate(sides)
     if scores.size > _MOST_GUESSES:
         raise InputError(
-            f"Expected at most {_MOST_GUESSES:,} scores of one run, got {scores.size:,}: choose some of the "
+            f"One run may have at most {_MOST_GUESSES:,} scores, got {scores.size:,}; choose some of the "
             "canaries at random."
         )
     present = np.repeat([True, False], [side.size for side in sides])
@@ -223,17 +223,17 @@ def lower_bound(
     mu >= 1.839, epsilon >= 9.021 at delta = 1e-05, with 95 % confidence
     """
     delta, confidence = _validate.delta(delta), _validate.confidence(confidence)
-    require(tradeoff, TradeOff, "tradeoff", "Gaussian()")
-    require(inference, Inference, "inference", "ClopperPearson()")
+    _validate.instance("tradeoff", tradeoff, TradeOff, "a trade-off such as Gaussian()")
+    _validate.instance("inference", inference, Inference, "an inference such as ClopperPearson()")
     query = BoundQuery(tradeoff.at(delta), delta, 1 - confidence)
     if isinstance(observations, ErrorCounts):
         if threshold is not None:
-            raise InputError(f"Expected no threshold rule with error counts, got {threshold!r}.")
+            raise InputError(f"Error counts need no threshold rule, got {threshold!r}.")
         if not isinstance(inference, CountInference):
             raise InputError(f"{inference!r} needs scores, got counts.")
     else:
-        require(observations, Observations, "observations", "Observations(with_canary=..., ...)")
-        require(threshold, ThresholdRule, "threshold", "Fixed(0.5)")
+        _validate.instance("observations", observations, Observations, "Observations(...)")
+        _validate.instance("threshold", threshold, ThresholdRule, "a threshold rule such as Fixed(0.5)")
         inference = _suited(inference, observations)
     return _evaluated(observations, threshold, inference, query)[0]
 
@@ -287,8 +287,8 @@ def _suited(inference: Inference, observations: Observations) -> Inference:
     if isinstance(inference, Betting):
         return replace(inference, stop_loss=False)
     raise InputError(
-        "Expected inference=Betting() for scores that depend on which other canaries were present, as those "
-        f"of input canaries do, got {inference!r}, which assumes that they are independent."
+        "inference must be Betting() for scores that depend on which other canaries were present, as those "
+        f"of input canaries do; {inference!r} assumes that they are independent."
     )
 
 
@@ -333,26 +333,18 @@ def _inference(observations: Observations, rule: ThresholdRule) -> Inference:
     return Betting() if bet or (observations.is_stepped and not counted) else JointExact()
 
 
-def require(value: object, kind: type, name: str, example: str) -> None:
-    """Reject a value that is not an instance of ``kind``, such as a class or a bare number."""
-    if not isinstance(value, kind):
-        raise InputError(f"Expected {name} to be an object such as {example}, got {value!r}.")
-
-
 def _require_kinds(
     observations: object, claim: object, tradeoff: object, inference: object, threshold: object
 ) -> None:
-    if not isinstance(observations, Observations):
-        raise InputError(f"Expected observations to be Observations(...), got {type(observations).__name__}.")
-    if not isinstance(claim, Claimed):
-        raise InputError(f"Expected claim to be a Claim, such as Claim.gaussian(...), got {claim!r}.")
+    _validate.instance("observations", observations, Observations, "Observations(...)")
+    _validate.instance("claim", claim, Claimed, "a Claim such as Claim.gaussian(...)")
     for value, kind, name, example in (
-        (tradeoff, TradeOff, "tradeoff", "Gaussian()"),
-        (inference, Inference, "inference", "JointExact()"),
-        (threshold, ThresholdRule, "threshold", "Fixed(0.5)"),
+        (tradeoff, TradeOff, "tradeoff", "a trade-off such as Gaussian()"),
+        (inference, Inference, "inference", "an inference such as JointExact()"),
+        (threshold, ThresholdRule, "threshold", "a threshold rule such as Fixed(0.5)"),
     ):
         if value is not None:
-            require(value, kind, name, example)
+            _validate.instance(name, value, kind, example)
 
 
 def _require_confidence(inference: Inference, rule: ThresholdRule) -> None:
@@ -368,6 +360,6 @@ def _require_confidence(inference: Inference, rule: ThresholdRule) -> None:
         )
     if not isinstance(inference, ExactInference | Betting):
         raise InputError(
-            "Expected inference to be an ExactInference or Betting(), whose power can be computed for a "
-            f"verdict, got {inference!r}."
+            "inference must be an ExactInference or Betting(), whose power can be computed, got "
+            f"{inference!r}."
         )

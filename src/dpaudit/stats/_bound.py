@@ -180,7 +180,7 @@ class Power:
         if self.mechanism is not None:
             text = f"{self.mechanism} with {text}"
         if self.noise_factor is not None:
-            text += f" (noise at {self.noise_factor:.4g} of the claimed level)"
+            text += f" (noise at {_validate.percent(self.noise_factor, 3)} of the claimed level)"
         return text
 
     def to_dict(self) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def restoring(name: str, values: object) -> Iterator[None]:
         if isinstance(error, InputError):
             raise
         reason = f"{type(error).__name__}: {quoted(str(error))}"
-        raise InputError(f"Expected the values of {name}, got damaged ones ({reason}).") from error
+        raise InputError(f"The values of {name} are damaged ({reason}).") from error
 
 
 def plain(value: float) -> float | str:
@@ -242,7 +242,7 @@ def number(values: Mapping[str, Any], name: str, *, low: float = 0.0, high: floa
     most = min(high, LARGEST)
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= most:
         shown = "nothing" if value is None else quoted(value)
-        raise InputError(f"Expected {name} to be a number in [{low:g}, {high:g}], got {shown}.")
+        raise InputError(f"{name} must be a number between {low:g} and {high:g}, got {shown}.")
     return float(value)
 
 
@@ -254,7 +254,7 @@ def optional_number(values: Mapping[str, Any], name: str, **limits: float) -> fl
 def entry(values: Mapping[str, Any], name: str, kind: type) -> Any:
     """Return a value of this type, or raise ``InputError``."""
     if not isinstance(values.get(name), kind):
-        raise InputError(f"Expected {name} to be a {kind.__name__}, got {quoted(values.get(name))}.")
+        raise InputError(f"{name} must be a {kind.__name__}, got {quoted(values.get(name))}.")
     return values[name]
 
 
@@ -263,3 +263,37 @@ def text(value: object) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST:
         raise TypeError(f"expected strings of at most {_LONGEST:,} characters")
     return value
+
+
+GIVEN, READ, DEFAULT = "given", "read", "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimPart:
+    """A number of a claim and its source: given by the user, read from the audited code, or a default.
+
+    ``origin`` says where it was read or what the default is, such as "the optimizer". A number that was read
+    is believed: if the code is wrong about it, so is the claim.
+    """
+
+    name: str
+    value: float
+    source: str = GIVEN
+    origin: str = ""
+
+    def __str__(self) -> str:
+        source = {READ: f"read from {self.origin}", DEFAULT: f"by default {self.origin}"}
+        return f"{self.name}={self.value:g} ({source.get(self.source, GIVEN)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ClaimPart:
+        """Restore a part from :meth:`to_dict`; invalid values raise ``InputError``."""
+        with restoring("a part of the claim", values):
+            if values["source"] not in (GIVEN, READ, DEFAULT):
+                raise ValueError(f"a source other than {GIVEN}, {READ} or {DEFAULT}")
+            texts = {key: text(values[key]) for key in ("name", "source", "origin")}
+            return cls(value=number(values, "value", high=LARGEST), **texts)

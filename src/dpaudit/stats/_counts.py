@@ -36,7 +36,7 @@ class ErrorCounts:
         for errors, of in (("false_positives", "num_absent"), ("false_negatives", "num_present")):
             number = _validate.integer(of, getattr(self, of))
             if _validate.integer(errors, getattr(self, errors), low=0) > number:
-                raise InputError(f"Expected {errors}={getattr(self, errors)} to be at most {of}={number}.")
+                raise InputError(f"{errors} must be at most {of}={number}, got {getattr(self, errors)}.")
 
     @classmethod
     def perfect(cls, num_absent: int, num_present: int) -> ErrorCounts:
@@ -263,7 +263,7 @@ class Guesses:
         for name in ("num_guesses", "num_correct"):
             value = _validate.integer(name, getattr(self, name), low=0)
             if value > most:
-                raise InputError(f"Expected {name}={value} to be at most {most}.")
+                raise InputError(f"{name} must be at most {most}, got {value}.")
             most = value
 
     @classmethod
@@ -310,7 +310,9 @@ class Guesses:
         """
         values, truth = _scores_and_presence(scores, present, ids, present_ids)
         if _validate.integer("num_guesses", num_guesses, low=0) > values.size:
-            raise InputError(f"Expected num_guesses={num_guesses} to be at most {values.size}.")
+            raise InputError(
+                f"num_guesses must be at most {values.size}, the number of scores, got {num_guesses}."
+            )
         # not by position: canaries are often listed by presence, which equal scores must not reveal
         shuffled = np.random.default_rng([0x71E5, values.size]).permutation(values.size)
         order = shuffled[np.argsort(values[shuffled], kind="stable")]
@@ -333,8 +335,8 @@ def _scores_and_presence(
     truth = np.asarray(joined_presence(plain_array("present", present), names, present_ids))
     if values.ndim != 1 or values.shape != truth.shape:
         raise InputError(
-            "Expected scores and present to be one-dimensional and of the same length, got shapes "
-            f"{values.shape} and {truth.shape}."
+            f"scores and present must be one-dimensional and of the same length, got shapes {values.shape} "
+            f"and {truth.shape}."
         )
     require_finite("scores", 0, values)
     truth = as_mask(truth, values.shape)

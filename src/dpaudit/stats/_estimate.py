@@ -157,7 +157,7 @@ class Estimate:
         """What the intervals of noise and epsilon assume."""
         if self.is_stepped:
             return "normal scores, independent steps and no early stopping"
-        return "independent normal scores of a number fixed before"
+        return "independent, normally distributed scores and a sample size fixed in advance"
 
     @property
     def statement(self) -> str:

@@ -19,7 +19,7 @@ from scipy import special
 from dpaudit import _validate
 from dpaudit._io import open_file
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IdArray, IntArray, ScoreArray
-from dpaudit.errors import InputError, quoted
+from dpaudit.errors import InputError
 from dpaudit.stats._presence import FAIR, CoinCheck, as_ids, joined_presence, require_twice
 
 # One megabyte of float32: a chunk stays in the second-level cache while it is checked and compared.
@@ -79,25 +79,24 @@ class Observations:
     def __post_init__(self) -> None:
         for name in ("normalized", "paired", "coupled"):
             object.__setattr__(self, name, _validate.flag(name, getattr(self, name)))
-        if self.scores_of is not None and self.scores_of not in SCORES_OF:
-            names = ", ".join(map(repr, SCORES_OF))
-            raise InputError(f"Expected scores_of to be {names} or None, got {quoted(self.scores_of)}.")
+        if self.scores_of is not None:
+            _validate.choice("scores_of", self.scores_of, SCORES_OF)
         for name in ("with_canary", "without_canary"):
             object.__setattr__(self, name, _as_scores(name, getattr(self, name)))
         present, absent = self.with_canary.shape, self.without_canary.shape
         if len(present) != len(absent) or (len(present) == 2 and present[0] != absent[0]):
             raise InputError(
-                "Expected both sides to be one-dimensional, or both to be steps x canaries with the same "
-                f"number of steps, got with_canary of shape {present} and without_canary of shape {absent}."
+                "with_canary and without_canary must both be one-dimensional, or both steps x canaries "
+                f"with the same number of steps, got shapes {present} and {absent}."
             )
         if self.paired and (len(present) == 1 or present != absent):
             raise InputError(
-                "Expected as many scores with as without the canary in each step of paired observations, got "
-                f"with_canary of shape {present} and without_canary of shape {absent}."
+                "Paired observations need as many scores with as without the canary in each step, got "
+                f"shapes {present} and {absent}."
             )
         if self.scores_of == ONE_RUN and len(present) == 2:
             raise InputError(
-                f"Expected one score per canary with scores_of={ONE_RUN!r}, got steps x canaries of shapes "
+                f"scores_of={ONE_RUN!r} needs one score per canary, got steps x canaries of shapes "
                 f"{present} and {absent}."
             )
         _check_ids(self)
@@ -210,7 +209,7 @@ def split_by_coins(
     absent = ~present
     for side, name in ((present, "present"), (absent, "absent")):
         if not side.any():
-            raise InputError(f"Expected at least one score with the canary {name}, got none.")
+            raise InputError(f"No score has the canary {name}; at least one is needed.")
     fields: dict[str, Any] = {"with_canary": scores[present], "without_canary": scores[absent]}
     if names is not None:
         names = np.broadcast_to(names, scores.shape)
@@ -231,14 +230,14 @@ def _check_steps(observations: Observations) -> None:
     )
     if any(steps is not None for _, steps, _ in pairs) and not observations._coins_were_checked:
         raise InputError(
-            "Expected no with_steps and without_steps: pass scores and presence, steps x canaries, to "
+            "with_steps and without_steps are internal; pass scores and presence, steps x canaries, to "
             "Observations.from_presence(), which checks the coins."
         )
     if (observations.with_steps is None) != (observations.without_steps is None):
-        raise InputError("Expected steps for both sides or for neither.")
+        raise InputError("with_steps and without_steps must be passed together.")
     for name, steps, scores in pairs:
         if steps is not None and (steps.shape != scores.shape or (steps[1:] < steps[:-1]).any()):
-            raise InputError(f"Expected {name} to hold one step per score, in ascending order.")
+            raise InputError(f"{name} must have one step per score, in ascending order.")
 
 
 def _check_ids(observations: Observations) -> None:
@@ -254,7 +253,7 @@ def _from_pairs(
 ) -> Observations:
     """Return the observations of steps that have one score with and one without each canary."""
     if scores.ndim == 1:
-        raise InputError("Expected scores of steps x canaries with paired=True, got one dimension.")
+        raise InputError("paired=True needs scores of steps x canaries, got one dimension.")
     size = scores.shape[1]
     if ids is not None:
         order = np.argsort(ids, kind="stable")
@@ -267,9 +266,9 @@ def _from_pairs(
     if wrong.any():
         step = int(np.flatnonzero(wrong)[0])
         raise InputError(
-            "Expected one score with and one without each canary in every step with paired=True, got "
-            f"{np.count_nonzero(present[step]):,} of {size:,} scores with it in step {step}"
-            f"{', or one canary twice on a side' if ids is not None else ''}."
+            "paired=True needs one score with and one without each canary in every step, got "
+            f"{np.count_nonzero(present[step]):,} of {size:,} scores with it in step "
+            f"{step}{', or one canary twice on a side' if ids is not None else ''}."
         )
     names = None if ids is None else ids[::2]
     return Observations(
@@ -287,13 +286,11 @@ def _as_scores(name: str, values: ArrayLike) -> ScoreArray:
     if array.dtype.kind in "iub":
         array = array.astype(np.float64)
     if array.dtype.kind != "f":
-        raise InputError(f"Expected {name} to be numbers, got an array of type {array.dtype}.")
+        raise InputError(f"{name} must be numbers, got an array of type {array.dtype}.")
     if array.ndim not in (1, 2):
-        raise InputError(
-            f"Expected {name} to be one-dimensional or steps x canaries, got shape {array.shape}."
-        )
+        raise InputError(f"{name} must be one-dimensional or steps x canaries, got shape {array.shape}.")
     if array.size == 0:
-        raise InputError(f"Expected {name} to hold at least one score, got shape {array.shape}.")
+        raise InputError(f"{name} must have at least one score, got shape {array.shape}.")
     if not is_on_disk(array):
         for start, piece in chunks(array):
             require_finite(name, start, piece)
@@ -304,20 +301,19 @@ def plain_array(name: str, values: ArrayLike) -> np.ndarray[Any, Any]:
     """Return an array of numbers or booleans; a masked array, whose mask would be lost, is rejected."""
     if isinstance(values, np.ma.MaskedArray):
         raise InputError(
-            f"Expected {name} to be a plain array, got a masked array: pass only the values that are not "
-            f"masked, as {name}.compressed() returns them."
+            f"{name} must not be a masked array; pass {name}.compressed(), the values that are not masked."
         )
     try:
         array = np.asarray(values)
     except ValueError:  # numpy's own message is about inhomogeneous shapes
-        raise InputError(f"Expected {name} to be one array, got rows of different lengths.") from None
+        raise InputError(f"{name} must be one array, got rows of different lengths.") from None
     except Exception as error:  # an object that converts itself, such as a tensor on another device
         raise InputError(
-            f"Expected {name} to be an array, but {type(values).__name__} is not convertible to one: "
+            f"{name} must be an array, and {type(values).__name__} cannot be converted to one: "
             f"{error!s:.200}."
         ) from error
     if array.dtype.kind not in "iufb":
-        raise InputError(f"Expected {name} to be numbers, got an array of type {array.dtype!s:.60}.")
+        raise InputError(f"{name} must be numbers, got an array of type {array.dtype!s:.60}.")
     return array
 
 
@@ -325,7 +321,7 @@ def as_mask(present: ArrayLike, shape: tuple[int, ...]) -> BoolArray:
     """Return the presence of each score as booleans; only False, True, 0 and 1 are accepted."""
     mask = as_flags(present)
     if mask.shape != shape:
-        raise InputError(f"Expected present of shape {shape}, got {mask.shape}.")
+        raise InputError(f"present must have the shape of the scores, {shape}, got {mask.shape}.")
     return mask
 
 
@@ -333,7 +329,7 @@ def as_flags(present: ArrayLike) -> BoolArray:
     """Return a copy of the presence of scores of any shape, as booleans."""
     mask = plain_array("present", present)
     if mask.dtype != np.bool_ and not ((mask == 0) | (mask == 1)).all():
-        raise InputError("Expected present to hold only 0 and 1 (or False and True).")
+        raise InputError("present must contain only 0 and 1 (or False and True).")
     return mask.astype(np.bool_)
 
 
@@ -375,7 +371,10 @@ def _from_file(scores: np.memmap, first: int, end: int) -> Iterator[tuple[int, S
         for start in range(first, end, _CHUNK):
             piece = buffer[: end - start]
             if file.readinto(piece.data) != piece.nbytes:
-                raise InputError(f"Expected {scores.size:,} scores in {scores.filename}, got fewer.")
+                raise InputError(
+                    f"{scores.filename} was truncated while it was read: it must contain {scores.size:,} "
+                    "scores."
+                )
             yield start, piece
 
 
@@ -384,7 +383,7 @@ def require_finite(name: str, start: int, piece: ScoreArray) -> None:
     if np.isfinite(piece).all():
         return
     bad = int(np.flatnonzero(~np.isfinite(piece))[0])
-    raise InputError(f"Expected finite scores, got {name}[{start + bad}]={float(piece[bad])!r}.")
+    raise InputError(f"Scores must be finite, got {name}[{start + bad}]={float(piece[bad])!r}.")
 
 
 def observed_auc(observations: Observations) -> float:
@@ -413,8 +412,8 @@ def require_higher_is_present(observations: Observations, remedy: str) -> None:
         p_value = max(p_value, float(special.stdtr(number - 1, excess / clustered)))
     if excess < 0 and p_value < _CERTAINLY_REVERSED:
         raise InputError(
-            f"Expected higher scores with the canary than without it, but a score with it is higher in only "
-            f"{100 * (0.5 + excess):.3g} % of pairs: if lower scores mean that the canary is present, as "
+            "Scores must be higher with the canary than without it, but a score with it is higher in only "
+            f"{100 * (0.5 + excess):.3g} % of pairs. If lower scores mean that the canary is present, as "
             f"for a loss, {remedy}; otherwise, check whether the two sides are swapped."
         )
 

@@ -60,7 +60,7 @@ def one_run_fdp_bound(
 
 def _require_guesses(guesses: Guesses) -> None:
     if not isinstance(guesses, Guesses):
-        raise InputError(f"Expected guesses to be Guesses(...), got {type(guesses).__name__}.")
+        raise InputError(f"guesses must be Guesses(...), got {type(guesses).__name__}.")
 
 
 def _bound(

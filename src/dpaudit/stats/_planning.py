@@ -9,7 +9,7 @@ from typing import Any
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
-from dpaudit.stats._audit import fixed_rule, require
+from dpaudit.stats._audit import fixed_rule
 from dpaudit.stats._bound import Power
 from dpaudit.stats._power import AuditDesign, BettingPower
 from dpaudit.stats._result import Claimed, Hypothesis
@@ -30,7 +30,7 @@ class Leak:
 
     def __post_init__(self) -> None:
         if (self.noise_factor is None) == (self.epsilon is None):
-            raise InputError(f"Expected either noise_factor or epsilon of the leak, got {self!r}.")
+            raise InputError(f"A leak needs either noise_factor or epsilon, got {self!r}.")
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", _validate.positive("epsilon", self.epsilon))
         if self.noise_factor is not None:
@@ -38,8 +38,8 @@ class Leak:
             object.__setattr__(self, "noise_factor", factor)
             if not 0 < factor < 1:
                 raise InputError(
-                    f"Expected noise_factor={factor:g} in (0, 1): only noise below the claimed level is a "
-                    "leak."
+                    f"noise_factor must be above 0 and below 1, got {factor:g}: only noise below the "
+                    "claimed level is a leak."
                 )
 
     def parameter(self, claim: Claimed, hypothesis: Hypothesis) -> float:
@@ -48,8 +48,8 @@ class Leak:
             return self._with_epsilon(claim, hypothesis)
         if not hypothesis.tradeoff.is_inverse_noise:
             raise InputError(
-                f"Expected the leak as an epsilon, got noise_factor={self.noise_factor:g}: the claim "
-                f"({claim.summary}) does not specify a noise level."
+                f"noise_factor={self.noise_factor:g} needs a claim about noise, and this one "
+                f"({claim.summary}) has no noise level; state the leak as an epsilon."
             )
         return hypothesis.parameter / self.noise_factor
 
@@ -61,8 +61,7 @@ class Leak:
             if actual > claimed:
                 return actual
         raise InputError(
-            f"Expected a true epsilon above the claimed {claim.epsilon:.4g}, got {epsilon:g}, which is not a "
-            "leak."
+            f"The true epsilon must be above the claimed {claim.epsilon:.4g} to be a leak, got {epsilon:g}."
         )
 
 
@@ -89,7 +88,7 @@ class Plan:
     def __str__(self) -> str:
         leak = f"a true epsilon of {self.leak.epsilon:.4g}"
         if self.leak.noise_factor is not None:
-            leak = f"noise at {self.leak.noise_factor:.4g} of the claimed level ({leak})"
+            leak = f"noise at {_validate.percent(self.leak.noise_factor, 3)} of the claimed level ({leak})"
         verb = "does not detect" if self.num_observations is None else "detects"
         steps = f"in {self.num_steps:,} steps" if self.num_steps else f"within {self.most:,} steps"
         scores = f"{self.num_canaries:,}" if self.num_canaries else f"up to {self.most:,}"
@@ -203,16 +202,16 @@ class _Planner:
     ) -> _Planner:
         if not isinstance(inference, ExactInference | Betting):
             raise InputError(
-                "Expected inference to be ClopperPearson(), JointExact() or Betting(), whose power is known, "
-                f"got {inference!r}."
+                "inference must be ClopperPearson(), JointExact() or Betting(), whose power is known, got "
+                f"{inference!r}."
             )
-        require(claim, Claimed, "claim", "Claim.gaussian(...)")
+        _validate.instance("claim", claim, Claimed, "a Claim such as Claim.gaussian(...)")
         hypothesis = claim.hypothesis(tradeoff)
         error = 1 - _validate.confidence(confidence)
         return cls(claim, hypothesis, BoundQuery(hypothesis.tradeoff, claim.delta, error), inference)
 
     def leak(self, leak: Leak, power: float) -> Power:
-        require(leak, Leak, "leak", "Leak(noise_factor=0.8)")
+        _validate.instance("leak", leak, Leak, "a Leak such as Leak(noise_factor=0.8)")
         parameter = leak.parameter(self.claim, self.hypothesis)
         return Power.of(parameter, self.hypothesis, _validate.fraction("power", power))
 

@@ -53,8 +53,8 @@ class CoinCheck:
     >>> check.require_fair()
     Traceback (most recent call last):
     ...
-    dpaudit.errors.InputError: Expected an independent fair coin to decide the presence of each canary in \
-each step, got the same canaries in every one of 20 steps...
+    dpaudit.errors.InputError: An independent fair coin must decide the presence of each canary in each \
+step; here: the same canaries in every one of 20 steps...
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ each step, got the same canaries in every one of 20 steps...
             return
         best = max(self._predictors(), key=lambda one: math.log2(one.share) + one.bits)
         raise InputError(
-            "Expected an independent fair coin to decide the presence of each canary in each step, got "
+            "An independent fair coin must decide the presence of each canary in each step; here: "
             f"{best.prediction}.{ask and ' '}{ask}"
         )
 
@@ -215,8 +215,8 @@ def require_fair_share(num_present: int, num_canaries: int) -> None:
     """
     if _frequency_bits(np.array([num_present]), num_canaries)[0] >= _required_bits(num_canaries):
         raise InputError(
-            "Expected an independent fair coin to decide the presence of each canary, got "
-            f"{num_present:,} of {num_canaries:,} present: bounds from guesses would not hold."
+            f"An independent fair coin must decide the presence of each canary, but {num_present:,} of "
+            f"{num_canaries:,} are present: bounds from guesses would not hold."
         )
 
 
@@ -265,7 +265,7 @@ def _hash_weights(start: int, count: int) -> npt.NDArray[np.uint64]:
 def as_ids(name: str, ids: ArrayLike, size: int) -> IdArray:
     """Return identifiers, integers or strings, as an array of this size."""
     if isinstance(ids, np.ma.MaskedArray):
-        raise InputError(f"Expected {name} to be a plain array, got a masked array.")
+        raise InputError(f"{name} must not be a masked array.")
     words: set[bool] = set()
     try:
         array = np.asarray(ids)
@@ -273,16 +273,16 @@ def as_ids(name: str, ids: ArrayLike, size: int) -> IdArray:
             words = {isinstance(identifier, str) for identifier in np.asarray(ids, dtype=object).flat}
             array = np.asarray(array.tolist())
     except ValueError:  # rows of different lengths
-        raise InputError(f"Expected {name} to be a one-dimensional array of integers or strings.") from None
+        raise InputError(f"{name} must be a one-dimensional array of integers or strings.") from None
     if len(words) > 1:
-        raise InputError(f"Expected {name} to be all integers or all strings, got both.")
+        raise InputError(f"{name} must be all integers or all strings, got both.")
     if array.ndim != 1 or array.dtype.kind not in "iuUS":
         raise InputError(
-            f"Expected {name} to be a one-dimensional array of integers or strings, got shape {array.shape} "
-            f"of type {array.dtype}."
+            f"{name} must be a one-dimensional array of integers or strings, got shape {array.shape} of "
+            f"type {array.dtype}."
         )
     if array.size != size:
-        raise InputError(f"Expected {size:,} identifiers in {name}, one per canary, got {array.size:,}.")
+        raise InputError(f"{name} must have {size:,} identifiers, one per canary, got {array.size:,}.")
     return array
 
 
@@ -295,15 +295,15 @@ def joined_presence(
     if present_ids is None:
         return present
     if ids is None or paired:
-        raise InputError("Expected present_ids= only together with ids= and without paired=True.")
+        raise InputError("present_ids= needs ids=, and cannot be used with paired=True.")
     flags = np.asarray(present)  # checked by the caller
     names = as_ids("present_ids", present_ids, flags.shape[-1] if flags.ndim else 0)
     _require_once("present_ids", names)
     if (names.dtype.kind in "iu") != (ids.dtype.kind in "iu"):
-        raise InputError(f"Expected ids and present_ids of one type, got {ids.dtype} and {names.dtype}.")
+        raise InputError(f"ids and present_ids must have one type, got {ids.dtype} and {names.dtype}.")
     for missing, text in (
-        (np.setdiff1d(ids, names), "Expected a presence flag for every canary with a score, got none for"),
-        (np.setdiff1d(names, ids), "Expected a score for every canary with a presence flag, got none for"),
+        (np.setdiff1d(ids, names), "Every canary with a score needs a presence flag; there is none for"),
+        (np.setdiff1d(names, ids), "Every canary with a presence flag needs a score; there is none for"),
     ):
         if missing.size:
             raise InputError(f"{text} {_first(missing)}.")
@@ -315,7 +315,7 @@ def joined_presence(
 def _require_once(name: str, ids: IdArray) -> None:
     values, times = np.unique(ids, return_counts=True)
     if (times > 1).any():
-        raise InputError(f"Expected each identifier once in {name}, got {_first(values[times > 1])} again.")
+        raise InputError(f"{name} must have each identifier once, got {_first(values[times > 1])} again.")
 
 
 def _first(ids: IdArray) -> str:
@@ -329,6 +329,6 @@ def require_twice(ids: IdArray) -> None:
     values, times = np.unique(ids, return_counts=True)
     if (times != 2).any():
         raise InputError(
-            "Expected each identifier to name two columns with paired=True, one score with and one without "
-            f"the canary, got another number for {_first(values[times != 2])}."
+            "paired=True needs each identifier twice, for one score with and one without the canary; "
+            f"{_first(values[times != 2])} has another number."
         )

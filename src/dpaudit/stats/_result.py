@@ -11,20 +11,19 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from dpaudit._html import result_html
+from dpaudit._html import alone
 from dpaudit._plotting import draw_tradeoff
 from dpaudit._provenance import of_audit
-from dpaudit.diagnostics import Diagnosis, Finding
-from dpaudit.diagnostics._diagnosis import holm, joint_causes
+from dpaudit.diagnostics import Diagnosis, Finding, holm, joint_causes
 from dpaudit.errors import InputError, ViolationError
-from dpaudit.stats._bound import LARGEST, Bound, Power, number, plain, restoring, text
+from dpaudit.stats._block import Block, details
+from dpaudit.stats._bound import Bound, ClaimPart, Power, plain
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._estimate import Estimate
 from dpaudit.stats._observations import Observations, observed_auc
 from dpaudit.stats._one_run import GuessDesign
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._roc_band import ErrorRatePlane
-from dpaudit.stats.rootfinding import SMALLEST_ERROR
 from dpaudit.stats.tradeoffs import TradeOff
 
 _TWICE = 2.0  # the multiple of the claimed epsilon that an audit must be able to detect
@@ -70,7 +69,7 @@ def unrefuted(power: Power, epsilon: float, parameter: float) -> Verdict:
     return Verdict.NO_VIOLATION if is_enough and math.isfinite(power.parameter) else Verdict.UNDERPOWERED
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """Claim, bound, tests, verdict and power of one audit.
 
@@ -78,7 +77,8 @@ class Result:
     error rate and give one verdict; :attr:`refuted` says what it rests on. ``bound_p_value`` maps a claimed
     parameter to the p-value of the bound. ``is_blind`` states that too many trials failed to detect any leak.
     ``not_covered`` lists, in
-    sentences, what the audit did not exercise. ``notes`` are sentences on scores that do not look as they
+    sentences, what the audit did not exercise; ``specific`` are those of them that hold for this run, not for
+    every run of its kind. ``notes`` are sentences on scores that do not look as they
     were described. ``observations`` are the scores, from which :attr:`estimate` is computed, unless
     ``no_estimate`` is a sentence that says why it would not hold. ``clues`` are further keywords for
     :func:`dpaudit.diagnostics.likely_causes`. ``times`` are when a recorder was created and when audited.
@@ -91,6 +91,7 @@ class Result:
     bound_p_value: Callable[[float], float] | None = field(default=None, repr=False, compare=False)
     is_blind: bool = False
     not_covered: tuple[str, ...] = ()
+    specific: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     observations: Observations | None = field(default=None, repr=False, compare=False)
     no_estimate: str | None = None
@@ -157,7 +158,7 @@ class Result:
 
     @property
     def confidence(self) -> float:
-        """The joint confidence of bound and tests: a correct run is a violation at most this rarely."""
+        """The joint confidence of bound and tests: at most 1 - confidence of all correct runs are flagged."""
         tests = 0.0 if self.diagnosis is None else 1 - self.diagnosis.confidence
         return round(self.bound.confidence - tests, 12)
 
@@ -201,45 +202,82 @@ class Result:
             confidence=self.confidence,
         )
 
+    @cached_property
+    def needed(self) -> dict[str, Any] | None:
+        """What an underpowered audit lacks, in a sentence and in numbers; None for any other verdict."""
+        if self.verdict is not Verdict.UNDERPOWERED:
+            return None
+        if self.is_blind:
+            return {"sentence": "Fewer failed trials: too many failed to detect any leak."}
+        if isinstance(self.design, GuessDesign):
+            return {"sentence": "More canaries in the run would detect smaller leaks."}
+        option = " --end-to-end" if hasattr(self.hypothesis.tradeoff, "sample_rate") else ""
+        return {"sentence": f"More scores: `dpaudit plan{option}` computes how many."}
+
+    @property
+    def _size(self) -> dict[str, int]:
+        if self.observations is None:
+            return {}
+        present, absent = self.observations.with_canary, self.observations.without_canary
+        size = {"num_present": int(present.size), "num_absent": int(absent.size)}
+        if self.observations.is_stepped:
+            num_steps = self.observations.num_steps
+            size |= {"num_steps": num_steps, "scores_per_step": (present.size + absent.size) // num_steps}
+        return size
+
     @property
     def sentence(self) -> str:
         """The verdict's sentence: what is refuted, and the condition under which it is, if any."""
         return verdict_sentence(self.verdict, self.refuted, self.hypothesis.condition)
 
-    def raise_for_violation(self) -> None:
-        """Raise :class:`dpaudit.ViolationError` if the claim is refuted, by the bound or by the tests."""
-        if self.refuted:
+    @property
+    def is_violation(self) -> bool:
+        """Whether the claim is refuted, by the bound or by the tests."""
+        return bool(self.refuted)
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "A result is neither true nor false: use result.is_violation, result.verdict or "
+            "result.raise_for_violation()."
+        )
+
+    def raise_for_violation(self, *, underpowered: str = "pass") -> None:
+        """Raise an error whose message is the printed result if the claim is refuted.
+
+        Args:
+            underpowered: "raise" to also raise if the audit cannot test the claim, or "pass".
+
+        Raises:
+            dpaudit.ViolationError: The claim is refuted, or cannot be tested.
+
+        """
+        if underpowered not in ("raise", "pass"):
+            raise InputError(f'underpowered must be "raise" or "pass", got {underpowered!r}.')
+        if self.is_violation or (underpowered == "raise" and self.verdict is Verdict.UNDERPOWERED):
             raise ViolationError(str(self))
 
+    @property
+    def block(self) -> Block:
+        """The few facts that every form of a result shows first."""
+        return Block.of(self._shown_first())
+
     def __str__(self) -> str:
-        lines = [f"{self.verdict.name}. {self.sentence}"]
-        lines += [f"  {label}: {text}" for label, text in self._summary()]
-        return "\n".join(lines + [f"  {label}: {text}" for label, texts in self._lists() for text in texts])
+        return str(self.block)
+
+    def __repr__(self) -> str:
+        block = self.block
+        return f"<Result {block.title}: {block.numbers}>"
+
+    def details(self) -> str:
+        """Return all that the audit knows, one labeled line per fact: what :func:`print` leaves out, too."""
+        rows = details(self._shown_first(), self.power, self.attack_power, self.estimate)
+        return "\n".join(
+            [f"{self.verdict.name}. {self.sentence}", *(f"  {row[0]}: {row[1]}" for row in rows)]
+        )
 
     def _repr_html_(self) -> str:
         """Return the HTML that notebooks display."""
-        return result_html(self.verdict.name, self.sentence, self._summary(), self._lists())
-
-    def _summary(self) -> list[tuple[str, str]]:
-        lines = summary(
-            self.claim.summary,
-            self.bound,
-            self.power,
-            parts=self.claim.parts,
-            attack_power=self.attack_power,
-            p_value=self.p_value if self.refuted else None,
-        )
-        errors = [] if self.diagnosis is None else [("errors", errors_line(self.bound, self.diagnosis))]
-        return [*lines, *self.estimate.lines(brief=True), *errors]
-
-    def _lists(self) -> list[tuple[str, tuple[str, ...]]]:
-        return [
-            ("finding", tuple(map(str, self.findings))),
-            ("possible cause", self.likely_causes()),
-            ("assumes", (*self.bound.assumptions, *(self.diagnosis.assumptions if self.diagnosis else ()))),
-            ("not covered", self.not_covered),
-            ("note", (*self.notes, *(() if self.diagnosis is None else self.diagnosis.notes))),
-        ]
+        return alone(self.block.html())
 
     def plot(self, *, ax: Any = None) -> Any:
         """Plot the claimed curve, the curve of the bound, and the measured error rates with their region.
@@ -248,7 +286,7 @@ class Result:
         """
         counts = self.bound.counts
         if not isinstance(counts, ErrorCounts):
-            raise InputError(f"Expected a bound on error rates to plot, got one on {counts!r}.")
+            raise InputError(f"Only a bound on error rates can be plotted; this one is on {counts!r}.")
         plane = ErrorRatePlane.of(
             counts,
             tradeoff=self.hypothesis.tradeoff,
@@ -260,13 +298,23 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
+        values = self._shown_first() | {"estimate": self.estimate.to_dict()}
+        return values if self.provenance is None else values | {"provenance": self.provenance}
+
+    def _shown_first(self) -> dict[str, Any]:
+        """Return the plain values that the block shows, without those that take longer."""
         return {
             "verdict": self.verdict.name,
             "refuted": list(self.refuted),
             "sentence": self.sentence,
             "p_value": self.p_value,
+            "confidence": self.confidence,
+            "condition": self.hypothesis.condition,
+            "size": self._size,
+            "needed": self.needed,
             "claim": {
                 "summary": self.claim.summary,
+                "description": self.claim.description,
                 "epsilon": plain(self.claim.epsilon),
                 "delta": self.claim.delta,
                 "parameter": plain(self.hypothesis.parameter),
@@ -275,87 +323,13 @@ class Result:
             "bound": self.bound.to_dict(),
             "power": self.power.to_dict(),
             **({} if self.attack_power is None else {"attack_power": self.attack_power.to_dict()}),
-            "estimate": self.estimate.to_dict(),
             "diagnosis": None if self.diagnosis is None else self.diagnosis.to_dict(),
             "scores_of": None if self.observations is None else self.observations.scores_of,
             "likely_causes": list(self.likely_causes()),
             "not_covered": list(self.not_covered),
+            "specific": list(self.specific),
             "notes": list(self.notes),
-            **({} if self.provenance is None else {"provenance": self.provenance}),
         }
-
-
-def summary(
-    claim: str,
-    bound: Bound,
-    power: Power | None,
-    *,
-    parts: Collection[ClaimPart] = (),
-    attack_power: Power | None = None,
-    p_value: float | None = None,
-) -> list[tuple[str, str]]:
-    """Return the labeled lines that every form of a result shows: claim, bound, method and power.
-
-    Where the ``parts`` of the claim come from is shown unless all of them were given. The ``p_value`` is that
-    of a violation.
-    """
-    lines = [("claim", claim)]
-    if any(number.source != GIVEN for number in parts):
-        lines.append(("claimed", ", ".join(map(str, parts))))
-    lines += [("bound", bound.statement), ("method", bound.label)]
-    lines += [] if p_value is None else [("p-value", p_value_line(p_value))]
-    powers = (("power", power), ("this attack", attack_power))
-    return [*lines, *((label, str(stated)) for label, stated in powers if stated is not None)]
-
-
-def errors_line(bound: Bound, diagnosis: Diagnosis) -> str:
-    """Return how bound and tests share the probability that a correct run is a violation."""
-    shares = 1 - bound.confidence, 1 - diagnosis.confidence
-    bound_share, tests_share, total = (f"{100 * share:.4g} %" for share in (*shares, sum(shares)))
-    tests = f"{len(diagnosis.checks)} {'test' if len(diagnosis.checks) == 1 else 'tests'}"
-    return f"{total} in total: {bound_share} for the bound, {tests_share} for {tests}"
-
-
-def p_value_line(p_value: float) -> str:
-    """Return the p-value of a violation and what it means."""
-    if p_value == 0:
-        return "0: a finding that no correct run has"
-    shown = f"below {SMALLEST_ERROR:g}" if p_value <= SMALLEST_ERROR else f"{p_value:.2g}"
-    return f"{shown}, the smallest error rate at which the claim is refuted"
-
-
-GIVEN, READ, DEFAULT = "given", "read", "default"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClaimPart:
-    """A number of a claim and its source: given by the user, read from the audited code, or a default.
-
-    ``origin`` says where it was read or what the default is, such as "the optimizer". A number that was read
-    is believed: if the code is wrong about it, so is the claim.
-    """
-
-    name: str
-    value: float
-    source: str = GIVEN
-    origin: str = ""
-
-    def __str__(self) -> str:
-        source = {READ: f"read from {self.origin}", DEFAULT: f"by default {self.origin}"}
-        return f"{self.name}={self.value:g} ({source.get(self.source, GIVEN)})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ClaimPart:
-        """Restore a part from :meth:`to_dict`; invalid values raise ``InputError``."""
-        with restoring("a part of the claim", values):
-            if values["source"] not in (GIVEN, READ, DEFAULT):
-                raise ValueError(f"a source other than {GIVEN}, {READ} or {DEFAULT}")
-            texts = {key: text(values[key]) for key in ("name", "source", "origin")}
-            return cls(value=number(values, "value", high=LARGEST), **texts)
 
 
 @dataclass(frozen=True)
@@ -376,6 +350,11 @@ class Claimed(ABC):
     @abstractmethod
     def summary(self) -> str:
         """The claim in one line."""
+
+    @property
+    def description(self) -> str:
+        """The claim without its epsilon and delta."""
+        return self.summary.rpartition(": epsilon")[0] or self.summary
 
     @property
     @abstractmethod

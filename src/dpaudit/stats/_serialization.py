@@ -46,7 +46,7 @@ class Serializable:
         """
         restored = _read(values, 0)
         if not isinstance(restored, cls | NamedPart):
-            raise InputError(f"Expected the values of {cls.__name__}, got those of {values['type']}.")
+            raise InputError(f"These are the values of {values['type']}, not of {cls.__name__}.")
         return restored
 
 
@@ -95,7 +95,7 @@ def _plain(value: Any) -> Any:
 def _read(values: Any, depth: int) -> Any:
     """Restore objects of known types from the inside out; keep the fields of others."""
     if not isinstance(values, Mapping) or not isinstance(values.get("type"), str) or depth > 8:
-        raise InputError(f"Expected an object with a type, got {quoted(values)}.")
+        raise InputError(f"The value must be an object with a type, got {quoted(values)}.")
     rest = {name: _field(value, depth) for name, value in values.items() if name != "type"}
     kind = _subclasses(Serializable).get(values["type"])
     if kind is None:
@@ -107,7 +107,7 @@ def _read(values: Any, depth: int) -> Any:
         raise
     # fields of another version, or edited ones
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"Expected the fields of {kind.__name__}, got {quoted(values)}.") from error
+        raise InputError(f"These are not the fields of {kind.__name__}: {quoted(values)}.") from error
     return restored
 
 

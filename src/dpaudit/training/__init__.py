@@ -8,7 +8,7 @@ from dpaudit.errors import MissingExtraError
 try:
     import torch as _torch  # noqa: F401  # fail here, with the command that installs it
 except ImportError as _error:
-    raise MissingExtraError("Training", "torch") from _error
+    raise MissingExtraError("Training", "torch pydantic") from _error
 
 from dpaudit.training._settings import (
     DPSGD,

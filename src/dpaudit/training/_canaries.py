@@ -31,7 +31,7 @@ from dpaudit.canaries import (
 from dpaudit.recording import ObservedCanaries
 from dpaudit.training._settings import generator
 from dpaudit.training._training import Step, Training
-from dpaudit.training.data._dataset import fingerprints_of
+from dpaudit.training.data import fingerprints_of
 from dpaudit.training.gradients import Batch, Rows, per_example, refuse_batch_norm, trainable, vmap_rows
 
 # purposes of random streams, besides those of CanaryPlan

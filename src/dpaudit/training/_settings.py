@@ -110,8 +110,8 @@ class DPSGD:
         _validate.integer("num_steps", self.num_steps)
         if _validate.integer("multiplicity", self.multiplicity) > 1 and self.augmentation is None:
             raise InputError(
-                f"Expected an augmentation with multiplicity={self.multiplicity}: identical copies of an "
-                "input have no effect."
+                f"multiplicity={self.multiplicity} needs an augmentation: identical copies of an input have "
+                "no effect."
             )
 
 

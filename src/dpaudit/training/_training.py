@@ -40,7 +40,7 @@ from dpaudit.training._settings import (
     Stateful,
     generators,
 )
-from dpaudit.training.data._dataset import Dataset
+from dpaudit.training.data import Dataset
 from dpaudit.training.gradients import (
     Batch,
     Loss,
@@ -282,7 +282,7 @@ def _require_memory(data: Dataset, settings: DPSGD, model: nn.Module) -> None:
     inputs = batch * settings.multiplicity * math.prod(data.shape)
     copies = 3 if settings.augmentation is not None else 1  # padded, cropped and flipped
     _validate.fits_memory(
-        f"batches of {batch:,.0f} examples with multiplicity={settings.multiplicity} and {data!r}",
+        f"Batches of {batch:,.0f} examples with multiplicity={settings.multiplicity} and {data!r}",
         4 * (inputs * copies + 4 * num_parameters(model)),  # bytes; weights, sum, noise and update
     )
 
@@ -323,7 +323,7 @@ class Diagnose(Hook):
         settings = training.settings
         claimed = _validate.positive("noise_multiplier", settings.noise_multiplier), settings.sample_rate
         if self._claimed not in (None, claimed):
-            raise InputError("Expected training runs with equal noise and sample rate in one Diagnose.")
+            raise InputError("One Diagnose can observe only training runs with equal noise and sample rate.")
         self._claimed, self._is_first = claimed, True
         self._num_examples, self._norm = len(training.data), settings.max_grad_norm
         parameters = trainable(training.model)
@@ -362,7 +362,7 @@ class Diagnose(Hook):
         largest, norms = torch.stack([torch.maximum(-lows, highs), squares.sqrt()]).tolist()
         for (index, noise, released, batch, _), most, norm in zip(pending, largest, norms, strict=True):
             if not math.isfinite(most):
-                raise InputError(f"Expected finite noise in step {index}, got {most}: did training diverge?")
+                raise InputError(f"Noise must be finite, got {most} in step {index}. Did training diverge?")
             self._check(noise, released, batch, most, norm)
 
     def _check(
@@ -395,7 +395,7 @@ class Diagnose(Hook):
         )
         results = [check.results(claimed) for check in self.checks]
         if self.noise.num_steps == 0:
-            raise InputError("Expected at least one observed step, got none: did training run?")
+            raise InputError("No step was observed. Did training run?")
         return Diagnosis.of((), confidence=confidence).joined(*results)
 
     @property

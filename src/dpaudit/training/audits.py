@@ -84,9 +84,7 @@ class CanaryAudit(Hook):
         elif isinstance(self.canary, InputCanary):
             require_held_out(self.canary, held_out, HeldOutData)
         else:
-            raise InputError(
-                f"Expected canary to be a gradient or input canary such as Dirac(), got {canary!r}."
-            )
+            raise InputError(f"canary must be a gradient or input canary such as Dirac(), got {canary!r}.")
         if num_canaries is not None:
             _validate.integer("num_canaries", num_canaries)
         self._first_steps = None if first_steps is None else _validate.integer("first_steps", first_steps)
@@ -102,7 +100,7 @@ class CanaryAudit(Hook):
     def recorder(self) -> Recorder:
         """The recorder of the scores, available once the audit is attached to a ``Training``."""
         if self._recorder is None:
-            raise InputError("Expected the audit to be a hook of a Training before its recorder is used.")
+            raise InputError("The audit has no recorder yet; make it a hook of a Training first.")
         return self._recorder
 
     @property
@@ -112,10 +110,10 @@ class CanaryAudit(Hook):
 
     def attach(self, training: Training) -> None:
         if self._training is not None and self._training is not training:
-            raise InputError("Expected a separate audit for each Training, got one that is already attached.")
+            raise InputError("This audit is already attached to another Training; make one for each.")
         if any(isinstance(hook, CanaryAudit) and hook is not self for hook in training.hooks):
             raise InputError(
-                "Expected one audit per Training, got two: each would take the other's canaries for a leak."
+                "A Training can have only one audit: each would take the other's canaries for a leak."
             )
         self._training = training
         self._inserter = self._make_inserter(training)
@@ -143,7 +141,7 @@ class CanaryAudit(Hook):
         settings, num_steps = training.settings, self._first_steps or training.settings.num_steps
         if num_steps > settings.num_steps:
             limit = f"{settings.num_steps}, the number of training steps"
-            raise InputError(f"Expected first_steps={num_steps} to be at most {limit}.")
+            raise InputError(f"first_steps must be at most {limit}, got {num_steps}.")
         claim = Claim.dpsgd(
             noise_multiplier=settings.noise_multiplier,
             sample_rate=settings.sample_rate,
@@ -260,7 +258,7 @@ class TwoBatches(CanaryAudit):
     ) -> None:
         super().__init__(num_canaries=num_canaries, **common)
         if num_canaries not in (None, 1):
-            raise InputError(f"Expected num_canaries=1 with TwoBatches, got {num_canaries}.")
+            raise InputError(f"num_canaries must be 1 with TwoBatches, got {num_canaries}.")
         self._rate = _validate.sample_rate(canary_rate)
         self._residual = residual
 
@@ -317,14 +315,14 @@ class EndToEnd(CanaryAudit):
         super().__init__(**common)
         if isinstance(self.canary, InputCanary):
             raise InputError(
-                f"Expected a gradient canary such as Dirac() with EndToEnd, got {self.canary!r}."
+                f"canary must be a gradient canary such as Dirac() with EndToEnd, got {self.canary!r}."
             )
         if isinstance(self.canary, Mixture):  # all entries of a data set are long, and in every step
             self.canary = replace(self.canary, short=False)
         if self._callbacks:
-            raise InputError("Expected no callbacks with EndToEnd: there is no bound before the last step.")
+            raise InputError("EndToEnd allows no callbacks: there is no bound before the last step.")
         if self._first_steps is not None:
-            raise InputError("Expected no first_steps with EndToEnd: its scores are those of all steps.")
+            raise InputError("EndToEnd allows no first_steps: its scores are those of all steps.")
 
     def _make_scorer(self) -> WholeRun:
         present = self._inserter.draws.entries()

@@ -78,8 +78,8 @@ class Batch:
         _validate.integer("multiplicity", self.multiplicity)
         if len(self.inputs) != len(self.targets) * self.multiplicity:
             raise InputError(
-                f"Expected {self.multiplicity} inputs for each target, "
-                f"got {len(self.inputs)} inputs and {len(self.targets)} targets."
+                f"Each target needs {self.multiplicity} inputs, got {len(self.inputs)} inputs and "
+                f"{len(self.targets)} targets."
             )
 
     def __len__(self) -> int:
@@ -205,8 +205,8 @@ def refuse_batch_norm(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             raise InputError(
-                f"Expected a model without dependence between examples, but {name or 'it'} is a "
-                f"{type(module).__name__}; use GroupNorm or LayerNorm."
+                f"The model mixes the examples of a batch: {name or 'it'} is a {type(module).__name__}. Use "
+                "GroupNorm or LayerNorm."
             )
 
 
@@ -329,8 +329,8 @@ def checked(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     losses = loss(outputs, targets)
     if losses.shape != targets.shape[:1]:
         raise InputError(
-            f"Expected a loss of shape {tuple(targets.shape[:1])}, one number per example, "
-            f"got {tuple(losses.shape)}; use reduction='none'."
+            f"The loss must have shape {tuple(targets.shape[:1])}, one number per example, got "
+            f"{tuple(losses.shape)}; use reduction='none'."
         )
     return losses
 
@@ -339,7 +339,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trainable parameters by name, tied parameters only once."""
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not parameters:
-        raise InputError("Expected a model with at least one parameter that requires a gradient.")
+        raise InputError("The model has no parameter that requires a gradient.")
     return parameters
 
 

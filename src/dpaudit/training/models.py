@@ -43,12 +43,12 @@ def conv_net(*, in_channels: int = 3, num_classes: int = 10) -> nn.Sequential:
 def mlp(*sizes: int) -> nn.Sequential:
     """Return linear layers of these sizes with ReLU activations in between; inputs are flattened first."""
     if len(sizes) < 2:
-        raise InputError(f"Expected at least the sizes of the input and the output, got {sizes}.")
+        raise InputError(f"sizes must have at least those of the input and the output, got {sizes}.")
     for size in sizes:
         _validate.integer("sizes", size)
     weights = sum(before * after for before, after in pairwise(sizes))
     # the weights, their gradient, the noise and the update
-    _validate.fits_memory(f"the weights of layers of sizes {', '.join(map(str, sizes))}", 4 * 4.0 * weights)
+    _validate.fits_memory(f"The weights of layers of sizes {', '.join(map(str, sizes))}", 4 * 4.0 * weights)
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
@@ -71,7 +71,7 @@ def wide_resnet(
     """Return WRN-``depth``-``width`` (Zagoruyko and Komodakis 2016, arXiv:1605.07146)."""
     blocks, rest = divmod(_validate.integer("depth", depth, low=10) - 4, 6)
     if rest:
-        raise InputError(f"Expected depth={depth} to be 4 more than a multiple of 6.")
+        raise InputError(f"depth must be 4 more than a multiple of 6, got {depth}.")
     channels = [16, *(size * _validate.integer("width", width) for size in (16, 32, 64))]
     layers: list[nn.Module] = [WeightStandardizedConv2d(in_channels, channels[0], 3, padding=1)]
     for stage in range(3):

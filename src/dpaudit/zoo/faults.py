@@ -446,5 +446,5 @@ _BY_NAME = {fault.name: fault for fault in (*FAULTS, *TWINS, *STEP_FAULTS)}
 def fault_named(name: str) -> Fault:
     """Return the fault, or the correct twin, with this name."""
     if name not in _BY_NAME:
-        raise InputError(f"Expected the name of a fault, got {name!r}; choose from {', '.join(_BY_NAME)}.")
+        raise InputError(f"There is no fault {name!r}; choose from {', '.join(_BY_NAME)}.")
     return _BY_NAME[name]

@@ -61,7 +61,9 @@ def test_a_function_that_imports_torch_late_has_seeded_trials_too(tmp_path: Path
 
 @pytest.mark.parametrize("needs", [{"num_gpus": 0.5}, {"num_cpus": 2.5}])
 def test_what_no_machine_of_ray_has_is_told_instead_of_waited_for(needs: dict[str, float]) -> None:
-    with pytest.raises(InputError, match=r"num_.pus=.\.5 to be at most (0|2), the number available to Ray"):
+    with pytest.raises(
+        InputError, match=r"num_.pus must be at most (0|2), the .* available to Ray, got .\.5"
+    ):
         Ray(**needs)._num_slots({"CPU": 2.0})
 
 
@@ -192,7 +194,7 @@ def test_a_cluster_that_cannot_start_or_loses_a_process_is_no_bug_of_dpaudit(
     with pytest.raises(OSError, match="Broken pipe"), _ray._noticing_loss(cluster_without()):
         raise OSError("Broken pipe")
     with pytest.raises(InputError), _ray._noticing_loss(cluster_without("raylet")):
-        raise InputError("Expected num_cpus=9 to be at most 2.")
+        raise InputError("num_cpus must be at most 2, got 9.")
 
 
 def test_what_a_dead_worker_has_started_ends_with_it() -> None:
@@ -305,7 +307,7 @@ def test_without_ray_the_line_that_installs_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'dpaudit\[ray\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install ray"):
         finish(plan_of(), tmp_path, Ray())
 
 

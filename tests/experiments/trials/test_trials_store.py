@@ -112,7 +112,7 @@ def test_a_row_with_a_new_checksum_that_no_trial_can_have_is_damaged(
 ) -> None:
     values = {key: value for key, value in (lines(folder)[5] | forged).items() if key != "checksum"}
     change(folder, 5, **values, checksum=digest([digest(PLAN.identity()), values]))
-    with pytest.raises(InputError, match="line 6 is damaged"):
+    with pytest.raises(InputError, match=r"Line 6 of .* is damaged"):
         count_rows(folder / STORE)
     run = finish(PLAN, folder)
     assert run.remarks == ("Line 6 of the stored trials was damaged; its trial is repeated.",)
@@ -153,7 +153,7 @@ def test_a_line_that_a_killed_process_has_not_finished_is_no_damage(folder: Path
 )
 def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     (tmp_path / STORE).write_bytes(content)
-    with pytest.raises(InputError, match=r"Expected the trials of a run in .*, got something else\. .* move"):
+    with pytest.raises(InputError, match=r"does not hold the trials of a run.* move"):
         finish(PLAN, tmp_path)
     assert (tmp_path / STORE).read_bytes() == content
 
@@ -192,13 +192,13 @@ def test_a_damaged_store_gives_the_same_scores_or_is_refused(
     ],
 )
 def test_trials_of_another_run_are_refused(folder: Path, other: TrialPlan, difference: str) -> None:
-    with pytest.raises(InputError, match=f"got those of another: .*{difference}"):
+    with pytest.raises(InputError, match=f"holds the trials of another run: .*{difference}"):
         finish(other, folder)
     assert numbers(folder) == list(range(10))
 
 
 def test_a_folder_is_for_one_run_at_a_time(folder: Path) -> None:
-    with open_store(folder, PLAN), pytest.raises(InputError, match="another process is running in it"):
+    with open_store(folder, PLAN), pytest.raises(InputError, match="is in use by another process"):
         finish(PLAN, folder)
 
 

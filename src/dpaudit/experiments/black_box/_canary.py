@@ -87,13 +87,10 @@ class SharedCanary:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, InputError) and str(path) in str(error):
                 raise
-            raise InputError(
-                f"Expected the canary of the run in {path}, but it cannot be read: {error}."
-            ) from error
+            raise InputError(f"{path} does not contain the canary of the run: {error}.") from error
         if values.get("run") != run:  # nothing else shows this before a trial
             raise InputError(
-                f"Expected the canary of this run in {path}, got that of another run; restore it or delete "
-                "it to compute it again."
+                f"{path} is the canary of another run; restore it or delete it to compute it again."
             )
         return canary
 
@@ -142,8 +139,8 @@ def canaries_for(
     """Return ``count`` canaries, each made from a different held-out example."""
     if count > len(held_out):
         raise InputError(
-            f"Expected audit.num_canaries={count} to be at most {len(held_out)}, the number of held-out "
-            "examples."
+            f"audit.num_canaries must be at most {len(held_out)}, the number of held-out examples, got "
+            f"{count}."
         )
     rng = np.random.default_rng(spawn_seed(seed, _CANARY))
     if isinstance(config, GivenConfig):
@@ -166,8 +163,8 @@ def _given(config: GivenConfig, held_out: HeldOutData) -> Example:
     assert config.index is not None  # ensured by the config
     if config.index >= len(held_out):
         raise InputError(
-            f"Expected audit.canary.index={config.index} to be less than {len(held_out)}, the number of "
-            "held-out examples."
+            f"audit.canary.index must be below {len(held_out)}, the number of held-out examples, got "
+            f"{config.index}."
         )
     target = int(held_out.targets[config.index])
     example = Example(held_out.inputs[config.index], target if config.target is None else config.target)
@@ -177,11 +174,11 @@ def _given(config: GivenConfig, held_out: HeldOutData) -> Example:
 def _checked(example: Example, held_out: HeldOutData) -> Example:
     shape = tuple(held_out.inputs.shape[1:])
     if tuple(example.inputs.shape) != shape:
-        raise InputError(f"Expected a canary of shape {shape}, got {tuple(example.inputs.shape)}.")
+        raise InputError(f"The canary must have shape {shape}, got {tuple(example.inputs.shape)}.")
     if example.target >= held_out.num_classes:
         raise InputError(
-            f"Expected audit.canary.target={example.target} to be less than {held_out.num_classes}, the "
-            "number of classes."
+            f"audit.canary.target must be below {held_out.num_classes}, the number of classes, got "
+            f"{example.target}."
         )
     return example
 
@@ -189,7 +186,7 @@ def _checked(example: Example, held_out: HeldOutData) -> Example:
 def _read(name: str) -> Tensor:
     array = read_array(_io.expanded(name), "buif")
     if array is None:
-        raise InputError(f"Expected a NumPy array in audit.canary.file={name!r}, but it does not exist.")
+        raise InputError(f"audit.canary.file={name!r} does not exist.")
     return as_inputs(torch.from_numpy(array if array.dtype == np.uint8 else array.astype(np.float32)))
 
 

@@ -56,8 +56,7 @@ class FinalModel:
         count = audit.num_canaries or len(held_out)
         if audit.num_guesses is not None and audit.num_guesses > count:
             raise InputError(
-                f"Expected audit.num_guesses={audit.num_guesses} to be at most {count}, the number of "
-                "canaries."
+                f"audit.num_guesses must be at most {count}, the number of canaries, got {audit.num_guesses}."
             )
         canaries = Dataset(*canaries_for(audit.canary, held_out, seed, count), train.num_classes)
         present = sample_membership(count, seed)

@@ -98,7 +98,7 @@ def run_many(
     done = run_trials(plan, pool=pool, store=store, retry_failed=retry_failed, watch=estimates.update)
     listener.message("Computing the bounds of all methods")
     if (observations := done.observations) is None:
-        raise InputError(f"Expected at least one training run to return a score: {done.failure_summary}")
+        raise InputError(f"No training run returned a score: {done.failure_summary}")
     scores = runs.scores(observations, len(done.failures))
     values = _outcome(runs, scores, done, estimates.progress)
     return directory.finish(runs.config, runs.resolved, scores.arrays, values, packages=done.packages)

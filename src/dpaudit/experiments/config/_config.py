@@ -7,7 +7,6 @@ once, each with its line number, in dpaudit's own sentences instead of those of 
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from dpaudit import _validate
 from dpaudit._io import open_file, reading
 from dpaudit.canaries import ThreatModel
 from dpaudit.errors import InputError, quoted
@@ -98,7 +98,7 @@ def _tags(*sections: type[BaseModel]) -> list[str]:
 
 
 def _choices(*sections: type[BaseModel]) -> str:
-    return ", ".join(map(repr, _tags(*sections)))
+    return _validate.either(_tags(*sections))
 
 
 _OPTIONS: Mapping[str, _AuditOptions] = {
@@ -145,13 +145,12 @@ def _with_defaults(audit: Any, info: ValidationInfo) -> Any:
     options = _OPTIONS[name]
     if type(audit) not in options.modes:
         raise InputError(
-            f"Expected mode to be one of {_choices(*options.modes)} with threat_model = {name!r}, got "
-            f"{audit.mode!r}."
+            f"mode must be {_choices(*options.modes)} with threat_model = {name!r}, got {audit.mode!r}."
         )
     if audit.canary is not None and not isinstance(audit.canary, options.canaries):
         raise InputError(
-            f"Expected canary.kind to be one of {_choices(*options.canaries)} with threat_model = "
-            f"{name!r}, got {audit.canary.kind!r}."
+            f"canary.kind must be {_choices(*options.canaries)} with threat_model = {name!r}, got "
+            f"{audit.canary.kind!r}."
         )
     _require_no_unused(name, options, audit)
     missing = {key: value for key, value in options.defaults.items() if getattr(audit, key, "") is None}
@@ -166,7 +165,7 @@ def _require_no_unused(name: str, options: _AuditOptions, audit: Any) -> None:
     for key in unused:
         if value := getattr(audit, key, None):
             shown = getattr(value, "kind", value)
-            raise InputError(f"Expected no {key} with threat_model = {name!r}, got {key} = {shown}.")
+            raise InputError(f"{key} cannot be used with threat_model = {name!r}, got {key} = {shown}.")
 
 
 def _conflicts(config: Config) -> Iterator[str]:
@@ -177,27 +176,27 @@ def _conflicts(config: Config) -> Iterator[str]:
         yield from _black_box_conflicts(config)
     elif config.training.noise_multiplier == 0:
         yield (
-            "Expected training.noise_multiplier=0 in (0, inf): without noise nothing is claimed; only "
+            "training.noise_multiplier must be positive, got 0: without noise nothing is claimed; only "
             "threat_model = 'black-box' reports a bound without a claim."
         )
     if config.pool is not None and not isinstance(config.audit, ManyRunsConfig):
-        yield f"Expected no pool with mode = {config.audit.mode!r}, which trains a single model."
+        yield f"pool cannot be used with mode = {config.audit.mode!r}, which trains a single model."
 
 
 def _function_conflicts(config: Config) -> Iterator[str]:
     if not isinstance(config.audit, ManyRunsConfig):
-        yield "Expected threat_model = 'black-box' and mode = 'many-runs' with a training function."
+        yield "A training function needs threat_model = 'black-box' and mode = 'many-runs'."
     elif isinstance(config.audit.initialization, PretrainedConfig):
-        yield "Expected no pre-trained initialization with a training function, which builds its own models."
+        yield "A training function builds its own models; remove the pre-trained initialization."
     if isinstance(config.audit.canary, ClipBkdConfig):
-        yield "Expected a canary.kind other than 'clip-bkd', which needs the model, with a training function."
+        yield "canary.kind = 'clip-bkd' needs the model, which a training function does not provide."
     if config.training.fault is not None:
-        yield "Expected no training.fault with a training function: no fault can be injected into it."
+        yield "training.fault cannot be used with a training function: no fault can be injected into it."
 
 
 def _black_box_conflicts(config: Config) -> Iterator[str]:
     if isinstance(config.training.fault, ShuffledBatchesConfig):
-        yield "Expected a fault other than 'shuffled-batches' with threat_model = 'black-box'."
+        yield "The fault 'shuffled-batches' cannot be used with threat_model = 'black-box'."
     canary = config.audit.canary
     sources = [key for key in ("index", "file") if getattr(canary, key, None) is not None]
     if isinstance(config.audit, ManyRunsConfig):
@@ -206,18 +205,18 @@ def _black_box_conflicts(config: Config) -> Iterator[str]:
         return
     if sources or getattr(canary, "kind", None) not in ("mislabelled", "example"):
         yield (
-            "Expected canary.kind to be 'mislabelled', or 'example' without an index and a file, with mode = "
+            "canary.kind must be 'mislabelled', or 'example' without an index and a file, with mode = "
             "'one-run', which needs many different canaries."
         )
     if config.training.noise_multiplier == 0:
-        yield "Expected mode = 'many-runs' with noise_multiplier = 0."
+        yield "noise_multiplier = 0 needs mode = 'many-runs'."
 
 
 def _given_conflicts(canary: GivenConfig, sources: list[str]) -> Iterator[str]:
     if len(sources) != 1:
-        yield "Expected exactly one of index and file with canary.kind = 'example'."
+        yield "canary.kind = 'example' needs exactly one of index and file."
     if canary.file is not None and canary.target is None:
-        yield "Expected a target, the class of the canary, with canary.file."
+        yield "canary.file needs a target, the class of the canary."
 
 
 class Config(Section):
@@ -253,15 +252,15 @@ class Config(Section):
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Return the config in this file, with ``overrides`` such as ``training.num_steps=50`` applied."""
     if not Path(path).exists():
-        raise InputError(f"Expected a config file, but {path} does not exist.")
+        raise InputError(f"{path} does not exist.")
     with reading(Path(path)), open_file(path) as file:
         content = file.read(_LARGEST_FILE + 1)
     if len(content) > _LARGEST_FILE:
-        raise InputError(f"Expected a config of at most {_LARGEST_FILE:,} bytes, but {path} is larger.")
+        raise InputError(f"{path} is too large for a config: it may have at most {_LARGEST_FILE:,} bytes.")
     try:
         return parse_config(content.decode(), str(path), overrides)
     except UnicodeDecodeError as error:
-        raise InputError(f"Expected UTF-8 text in {path}: {error}.") from error
+        raise InputError(f"{path} is not UTF-8 text: {error}.") from error
 
 
 def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
@@ -293,13 +292,13 @@ def _override(raw: dict[str, Any], text: str) -> KeyPath:
     key, equals, value = text.partition("=")
     path = tuple(name.strip() for name in key.split("."))
     if not equals or not all(path):
-        raise InputError(f"Expected KEY=VALUE, such as training.num_steps=50, got {text!r}.")
+        raise InputError(f"--set needs KEY=VALUE, such as training.num_steps=50, got {text!r}.")
     table: Any = raw
     for name in path[:-1]:
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             _require_plain(raw, "--set")  # an integer can be too long to be quoted
-            raise InputError(f"Expected {name} in {quoted(text)} to be a table, but it is {quoted(table)}.")
+            raise InputError(f"{name} in {quoted(text)} must be a table, but it is {quoted(table)}.")
     table[path[-1]] = _value(value.strip())
     return path
 
@@ -317,11 +316,11 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"Expected TOML in {name}: {error}.") from error
+        raise InputError(f"{name} is not valid TOML: {error}.") from error
     except ValueError as error:  # Python limits the digits of an integer
-        raise InputError(f"Expected numbers with fewer digits in {name}.") from error
+        raise InputError(f"A number in {name} has too many digits.") from error
     except RecursionError as error:
-        raise InputError(f"Expected at most {_MAX_DEPTH} levels of tables and lists in {name}.") from error
+        raise InputError(f"{name} may have at most {_MAX_DEPTH} levels of tables and lists.") from error
 
 
 def _require_plain(raw: dict[str, Any], name: str) -> None:
@@ -329,11 +328,11 @@ def _require_plain(raw: dict[str, Any], name: str) -> None:
     level: list[Any] = [raw]
     for _ in range(_MAX_DEPTH):
         if any(isinstance(value, int) and abs(value) > 2**128 for value in level):
-            raise InputError(f"Expected whole numbers up to 2^128 in {name}.")
+            raise InputError(f"Whole numbers in {name} must be at most 2^128.")
         tables = [list(value.values()) if isinstance(value, dict) else value for value in level]
         level = [inner for table in tables if isinstance(table, list) for inner in table]
     if level:
-        raise InputError(f"Expected at most {_MAX_DEPTH} levels of tables and lists in {name}.")
+        raise InputError(f"{name} may have at most {_MAX_DEPTH} levels of tables and lists.")
 
 
 def _lines_of_keys(text: str) -> dict[KeyPath, int]:
@@ -375,15 +374,15 @@ def _mistake(error: ErrorDetails, raw: Mapping[str, Any]) -> Mistake:
     path = _key_path(error["loc"], raw)
     kind, got = error["type"], error["input"]
     if kind == "missing":
-        return path, "Expected a value, got none."
+        return path, "This key is required."
     if kind == "extra_forbidden":
         return path, _unknown_key(path, error["loc"], raw)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _unknown_tag(path, error)
     if kind == "literal_error":
-        return path, f"Expected {error['ctx']['expected']}, got {quoted(got)}."
+        return path, f"Must be {error['ctx']['expected']}, got {quoted(got)}."
     if kind in _TYPES:
-        return path, f"Expected {_TYPES[kind]}, got {quoted(got)}."
+        return path, f"Must be {_TYPES[kind]}, got {quoted(got)}."
     return path, error["msg"].removeprefix("Value error, ")
 
 
@@ -397,9 +396,8 @@ def _unknown_key(path: KeyPath, loc: Sequence[str | int], raw: Mapping[str, Any]
         tags = [f' with {key} = "{table[key]}"' for key in _TAGS if key in table]
         return f"This key is not used{tags[0] if tags else ' here'}; remove it."
     keys = _keys_at(outer, tags=[str(tag) for tag in loc])
-    near = difflib.get_close_matches(name, keys, n=1, cutoff=0.75)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(keys)}."
-    return f"Unknown key; {hint}"
+    hint = _validate.suggestion(name, keys, 0.75) or f" Known keys: {', '.join(keys)}."
+    return f"Unknown key.{hint}"
 
 
 def _unknown_tag(path: KeyPath, error: ErrorDetails) -> Mistake:
@@ -409,12 +407,11 @@ def _unknown_tag(path: KeyPath, error: ErrorDetails) -> Mistake:
     key = "mode" if key.endswith("()") else key  # the only discriminator that is a function
     if error["type"] == "union_tag_not_found":
         if not isinstance(error["input"], Mapping):
-            return path, f"Expected a table, got {quoted(error['input'])}."
-        return (*path, key), "Expected a value, got none."
+            return path, f"Must be a table, got {quoted(error['input'])}."
+        return (*path, key), "This key is required."
     got, tags = context["tag"], context["expected_tags"]
-    near = difflib.get_close_matches(got, re.findall(r"'([^']*)'", tags), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return (*path, key), f"Expected one of {tags}, got {quoted(got)}{hint}"
+    hint = _validate.suggestion(got, re.findall(r"'([^']*)'", tags))
+    return (*path, key), f"Must be one of {tags}, got {quoted(got)}.{hint}"
 
 
 def _key_path(loc: Sequence[str | int], raw: Mapping[str, Any]) -> KeyPath:

@@ -47,14 +47,14 @@ def _each_positive(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, .
 def _path(value: str) -> str:
     """Raise on an empty path, which would mean the current directory."""
     if not value.strip():
-        raise InputError(f"Expected a path, got {value!r}; use '.' for the current directory.")
+        raise InputError("The path is empty; use '.' for the current directory.")
     return value
 
 
 def _in_range(name: str, value: float, largest: float = 1e30) -> float:
     """Raise on a rate whose updates, which are computed in single precision, could overflow."""
     if value > largest:
-        raise InputError(f"Expected {name}={value:g} to be at most {largest:g}.")
+        raise InputError(f"{name} must be at most {largest:g}, got {value:g}.")
     return value
 
 
@@ -82,7 +82,7 @@ def exactly_one(other: str) -> AfterValidator:
             return value
         if (value is None) == (info.data[other] is None):
             count = "neither" if value is None else "both"
-            raise InputError(f"Expected exactly one of {other} and {info.field_name}, got {count}.")
+            raise InputError(f"Exactly one of {other} and {info.field_name} is required, got {count}.")
         return value
 
     return AfterValidator(checked)
@@ -316,7 +316,9 @@ Initialization: TypeAlias = Annotated[
 def _known(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
     for name in names or ():
         if name not in NAMES:
-            raise InputError(f"Expected methods from {', '.join(map(repr, NAMES))}, got {name!r}.")
+            raise InputError(
+                f"methods must be {_validate.either(NAMES)}, got {name!r}.{_validate.suggestion(name, NAMES)}"
+            )
     return names
 
 

@@ -151,10 +151,10 @@ class Data:
         """Raise an error that names the missing files of a figure."""
         missing = [need.files for need in needs if not self.embedded and self._found(need) is None]
         if missing:
-            where = "" if self.directory is None else f", got {self.directory} without them"
+            where = "" if self.directory is None else f", which are not in {self.directory}"
             raise InputError(
-                f"Expected --data-dir with the official files that {name} needs{where}: "
-                f"{' and '.join(missing)}; or pass --embedded to use the digits that come with dpaudit."
+                f"{name} needs --data-dir with its official files{where}: {' and '.join(missing)}; or pass "
+                "--embedded to use the digits that come with dpaudit."
             )
 
     def names(self, needs: Sequence[Need]) -> list[str]:

@@ -176,8 +176,8 @@ def _measure_pooled(run: FigureRun, pool: Processes, watch: Callable[[int, int, 
             watch(num_done, total, run.label(trial.number))
     if errors:
         raise (InputError if is_bad_input else IncompleteError)(
-            f"Expected {total} cells of {run.figure.name}, but {len(errors)} failed; the others are stored. "
-            f"The first failure was {errors[0]}"
+            f"{len(errors)} of {total} cells of {run.figure.name} failed; the others are stored. The first "
+            f"failure was {errors[0]}"
         )
 
 
@@ -272,10 +272,7 @@ def _finished_cells(folder: Path, identity: dict[str, Any]) -> JsonCache:
 
     def foreign(_path: Path, _key: str, here: Any, there: Any) -> str:
         other = difference(there, here)
-        return (
-            f"Expected cells of this reproduction in {folder}, got those of another: {other}; choose "
-            "another --output."
-        )
+        return f"{folder} holds cells of another reproduction: {other}; choose another --output."
 
     return JsonCache(
         folder,

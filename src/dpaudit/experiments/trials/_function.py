@@ -60,8 +60,7 @@ def log_odds(model: Any, example: Any, label: int) -> float:
     logits = _logits(model, example)
     if logits.ndim != 1 or not 0 <= label < len(logits) or len(logits) < 2:
         raise InputError(
-            f"Expected a model that returns one logit for each class, got shape {logits.shape} for "
-            f"class {label}."
+            f"The model must return one logit for each class, got shape {logits.shape} for class {label}."
         )
     with np.errstate(invalid="ignore"):  # the non-finite score of a diverged model is reported later
         return float(logits[label] - np.logaddexp.reduce(np.delete(logits, label)))
@@ -95,7 +94,7 @@ def function_scorer(
     _load_torch()
     neighbours = load(data)(**data_arguments)
     if not isinstance(neighbours, Neighbours):
-        raise InputError(f"Expected {data!r} to return Neighbours, got {type(neighbours).__name__}.")
+        raise InputError(f"{data!r} must return Neighbours, got {type(neighbours).__name__}.")
 
     versions = {present: _versions(_dataset(neighbours, present)) for present in (False, True)}
 
@@ -105,7 +104,7 @@ def function_scorer(
             outcome = train(dataset, seed)
             score = _score(outcome, function, neighbours.canary, score_model)
         if _versions(dataset) != versions[trial.present]:
-            raise InputError(f"Expected {function!r} not to modify its data set, but it changed a tensor.")
+            raise InputError(f"{function!r} must not modify its data set, but it changed a tensor.")
         return score
 
     return lambda trials: [scored(trial) for trial in trials]
@@ -133,10 +132,11 @@ def _score(
     if is_number and not isinstance(outcome, bool):
         return float(outcome)
     if not callable(outcome):
-        raise InputError(f"Expected {function!r} to return a score or a model, got {type(outcome).__name__}.")
+        raise InputError(f"{function!r} must return a score or a model, got {type(outcome).__name__}.")
     if canary is None:
         raise InputError(
-            f"Expected {function!r} to return a score, got a model; set Neighbours.canary to score models."
+            f"{function!r} returned a model, which cannot be scored; set Neighbours.canary, or return a "
+            "score."
         )
     return float(score_model(outcome, *canary))
 

@@ -79,7 +79,7 @@ class Ray:
             most = available.get(kind, 0)
             if needed > most:
                 raise InputError(
-                    f"Expected {name}={needed:g} to be at most {most:g}, the number available to Ray."
+                    f"{name} must be at most {most:g}, the number available to Ray, got {needed:g}."
                 )
         return max(1, int(available.get("CPU", 1) / (self.num_cpus or 1)))
 
@@ -239,9 +239,7 @@ def _connected(ray: Any, pool: Ray) -> Iterator[None]:
         try:
             ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise InputError(
-                f"Expected a Ray cluster at address={address!r}, but it cannot be reached: {error}"
-            ) from error
+            raise InputError(f"The Ray cluster at address={address!r} cannot be reached: {error}") from error
     try:
         yield
     finally:

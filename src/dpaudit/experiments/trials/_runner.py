@@ -81,7 +81,7 @@ def run_trials(
                 if not isinstance(pool, Processes | Ray):  # these finish the groups in progress
                     raise_if_requested()
     if left:
-        raise InputError(f"Expected the pool to return every group, got all but {len(left)}.")
+        raise InputError(f"The pool did not return {len(left)} of its groups.")
     return TrialsRun.of(store, versions)
 
 

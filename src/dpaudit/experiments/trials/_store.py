@@ -98,8 +98,7 @@ class Store:
         other = difference(stored.identity, json.loads(json.dumps(plan.identity())))
         if other is not None:
             raise InputError(
-                f"Expected the trials of this run in {self.path}, got those of another: {other}; choose "
-                "another output directory."
+                f"{self.path} holds the trials of another run: {other}; choose another output directory."
             )
         for row in stored.rows:
             self._note(row)
@@ -162,8 +161,8 @@ class _StoredLines:
         identity, is_torn = _identity(header), not content.endswith(b"\n")
         if identity is None or len(content) > LARGEST_ARRAY:
             raise InputError(
-                f"Expected the trials of a run in {path}, as this version of dpaudit writes them, got "
-                "something else. The file was not changed; move it away or choose another output directory."
+                f"{path} does not hold the trials of a run, as this version of dpaudit writes them. The "
+                "file was not changed; move it away or choose another output directory."
             )
         run, num_trials = digest(identity), identity["num_trials"]
         if is_torn and lines:
@@ -193,7 +192,6 @@ def count_rows(path: Path) -> int:
     stored = _StoredLines.read(path)
     for number in stored.damaged:
         raise InputError(
-            f"Expected intact trials in {path}, but line {number} is damaged; run the same command again to "
-            "repeat its trial."
+            f"Line {number} of {path} is damaged; run the same command again to repeat its trial."
         )
     return len({row.number for row in stored.rows})

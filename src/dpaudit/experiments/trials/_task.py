@@ -105,7 +105,7 @@ def perform(scorer: Scorer, group: Group, *, is_own: bool = False) -> Finished:
             raise
         return Finished.failed(group, traceback.format_exc(), time.perf_counter() - started)
     errors = tuple(
-        None if math.isfinite(score) else f"Expected a finite score, got {score}." for score in scores
+        None if math.isfinite(score) else f"The score must be finite, got {score}." for score in scores
     )
     finite = tuple(score if math.isfinite(score) else None for score in scores)
     return Finished(finite, errors, time.perf_counter() - started, socket.gethostname(), packages())
@@ -128,7 +128,7 @@ def named(group: Group) -> str:
 def _numbers(scores: Sequence[float], count: int) -> tuple[float, ...]:
     numbers = tuple(float(score) for score in scores)
     if len(numbers) != count:
-        raise InputError(f"Expected one score for each of {count} trials, got {len(numbers)}.")
+        raise InputError(f"Each of {count} trials needs one score, got {len(numbers)}.")
     return numbers
 
 

@@ -86,11 +86,9 @@ class Recipe:
         try:
             is_plain = json.loads(self.to_json())["arguments"] == self.arguments
         except (TypeError, ValueError) as error:
-            raise InputError(
-                f"Expected arguments that JSON can represent, got {self.arguments!r}."
-            ) from error
+            raise InputError(f"arguments must be representable as JSON, got {self.arguments!r}.") from error
         if not is_plain:  # for example, integer keys
-            raise InputError(f"Expected arguments that JSON preserves exactly, got {self.arguments!r}.")
+            raise InputError(f"arguments must be preserved exactly by JSON, got {self.arguments!r}.")
 
     @property
     def is_own(self) -> bool:
@@ -119,12 +117,10 @@ class Recipe:
             if self.is_own:
                 raise
             raise InputError(
-                f"Expected {self.target!r} to return a scorer, but it raised {type(error).__name__}: {error}"
+                f"{self.target!r} must return a scorer, but it raised {type(error).__name__}: {error}"
             ) from error
         if not callable(scorer):
-            raise InputError(
-                f"Expected {self.target!r} to return a scorer, a function of trials, got {scorer!r}."
-            )
+            raise InputError(f"{self.target!r} must return a scorer, a function of trials, got {scorer!r}.")
         return scorer  # type: ignore[no-any-return]
 
 
@@ -178,14 +174,14 @@ def load(target: str) -> Callable[..., Any]:
     target = _BUILT_IN.get(target, target) if isinstance(target, str) else target
     module_name, colon, name = target.partition(":") if isinstance(target, str) else ("", "", "")
     if not (module_name and colon and name):
-        raise InputError(f"Expected a function as 'module:function', got {target!r}.")
+        raise InputError(f"A function is named as 'module:function', got {target!r}.")
     extend_search_path([str(Path.cwd())])
     module = _module(target, module_name)
     function = getattr(module, name, None)
     if not callable(function):
         source = getattr(module, "__file__", None) or module_name
         wrong = f"{name} is not a function" if hasattr(module, name) else f"there is no {name}"
-        raise InputError(f"Expected a function as 'module:function', got {target!r}: {wrong} in {source}.")
+        raise InputError(f"{target!r} is not a function: {wrong} in {source}.")
     return function  # type: ignore[no-any-return]
 
 
@@ -222,14 +218,10 @@ def _module(target: str, name: str) -> ModuleType:
         missing = error.name or name
         if name == missing or name.startswith(f"{missing}."):
             raise InputError(
-                f"Expected a function as 'module:function', got {target!r}: module {missing} is neither in "
-                f"{Path.cwd()} nor installed."
+                f"{target!r} cannot be imported: module {missing} is neither in {Path.cwd()} nor installed."
             ) from error
-        raise InputError(
-            f"Expected {target!r} to be importable, but its module {name} needs {missing}."
-        ) from error
+        raise InputError(f"{target!r} cannot be imported: its module {name} needs {missing}.") from error
     except Exception as error:  # the user's module may raise anything
         raise InputError(
-            f"Expected {target!r} to be importable, but its module {name} raised "
-            f"{type(error).__name__}: {error}"
+            f"{target!r} cannot be imported: its module {name} raised {type(error).__name__}: {error}"
         ) from error

@@ -5,7 +5,7 @@ from dpaudit.errors import MissingExtraError
 try:
     import jax_privacy as _jax_privacy  # noqa: F401  # fail here, with the line that installs it
 except ImportError as _error:
-    raise MissingExtraError("Observing JAX Privacy", "jax") from _error
+    raise MissingExtraError("Observing JAX Privacy", "jax-privacy optax") from _error
 
 from dpaudit.observers._replay_result import ReplayResult
 from dpaudit.observers.jax_privacy._input_observer import Given, hold_out

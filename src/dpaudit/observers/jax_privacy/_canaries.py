@@ -150,7 +150,7 @@ class GradientInsertion:
 
     def __init__(self, callbacks: StepCallbacks, canary: GradientCanary) -> None:
         if canary.moving and canary.num_variants > 1:
-            raise InputError(f"Expected canaries that do not move, got {canary!r}: pass moving=False.")
+            raise InputError(f"canary must not move, got {canary!r}; pass moving=False.")
         self._callbacks, self._audited, self._canary = callbacks, callbacks.audited, canary
         self._plans: CanaryPlans | None = None
 
@@ -204,9 +204,9 @@ class GradientInsertion:
             )
         elif outside or inside:
             raise InputError(
-                "Expected a gradient function that only clips, scales and sums, got one that also adds other "
-                "terms or changes directions, which cannot be distinguished from canaries: apply these after "
-                "the noise."
+                "The gradient function must only clip, scale and sum, but it also adds other terms or "
+                "changes directions, which cannot be distinguished from canaries; apply these after the "
+                "noise."
             )
         self._callbacks.add_pending(batch, joined, measured)
 

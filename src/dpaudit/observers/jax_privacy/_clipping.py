@@ -45,8 +45,8 @@ class JaxClip:
         self._loss: Any = loss[0] if loss else None
         if self._loss is None:
             raise InputError(
-                "Expected a gradient function returned by jax_privacy.clipped_grad, got one that does not "
-                "contain its clipping and its loss."
+                "The gradient function does not contain its clipping and its loss; pass the one that "
+                "jax_privacy.clipped_grad returned."
             )
         self._settings = inspect.getclosurevars(self._clipping_functions[0]).nonlocals
 
@@ -128,8 +128,8 @@ class JaxClip:
         shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
         if sorted(shapes) != sorted([tuple(inputs.shape[1:]), ()]):
             raise InputError(
-                f"Expected batches of inputs of shape {tuple(inputs.shape[1:])} with one class each, like "
-                f"the canaries, got arrays of shapes {[tuple(leaf.shape) for leaf in leaves]}."
+                f"Batches must be inputs of shape {tuple(inputs.shape[1:])} with one class each, like the "
+                f"canaries, got arrays of shapes {[tuple(leaf.shape) for leaf in leaves]}."
             )
         new = [targets if shape == () else inputs for shape in shapes]
         cast = [array.astype(leaf.dtype) for array, leaf in zip(new, leaves, strict=True)]
@@ -273,8 +273,7 @@ def bounded_callable(grad_fn: Any) -> BoundedSensitivityCallable:
     if not isinstance(inner, BoundedSensitivityCallable):
         name = getattr(grad_fn, "__name__", type(grad_fn).__name__)
         raise InputError(
-            f"Expected the gradient function returned by jax_privacy.clipped_grad, got {name}, which is "
-            "not private."
+            f"{name} is not private; pass the gradient function that jax_privacy.clipped_grad returned."
         )
     return inner
 
@@ -335,7 +334,7 @@ def require_unmarked(function: Any, name: str) -> None:
     while inner is not None:
         if getattr(inner, _MARK, False):
             raise InputError(
-                f"Expected a {name} that is not yet observed, got one returned by an observer: pass the one "
-                "that the library returned, and observe it only once."
+                f"This {name} is already observed; pass the one that the library returned, and observe it "
+                "only once."
             )
         inner = getattr(inner, "__wrapped__", None) or getattr(inner, "func", None)  # jit, partial

@@ -57,7 +57,7 @@ _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to s
 class HeldOutArrays(HeldOutExamples[np.ndarray]):
     """Inputs and their classes; created only by :func:`hold_out`, so that no batch is passed by mistake."""
 
-    _expected: ClassVar[str] = "hold_out(inputs, targets, ...), got arrays"
+    _expected: ClassVar[str] = "hold_out(inputs, targets, ...)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ def hold_out(
 def _require_pairs(inputs: np.ndarray, targets: np.ndarray) -> None:
     if targets.ndim != 1 or inputs.ndim < 2 or len(inputs) != len(targets) or len(targets) == 0:
         raise InputError(
-            f"Expected inputs with one class each, got arrays of shapes {inputs.shape} and {targets.shape}."
+            f"Inputs must have one class each, got arrays of shapes {inputs.shape} and {targets.shape}."
         )
 
 
@@ -99,22 +99,21 @@ def num_inputs(canary: InputCanary, data: object, count: int | None) -> int:
     """Return the number of canaries, by default 16; raise if they cannot be made from the data."""
     if isinstance(canary, Given):
         if data is not None:
-            raise InputError("Expected no held_out with Given(...), which contains its own examples.")
+            raise InputError("Given(...) contains its own examples; leave out held_out.")
         if count not in (None, len(canary.targets)):
             raise InputError(
-                f"Expected num_canaries={count} to be {len(canary.targets)}, the number of given examples."
+                f"num_canaries must be {len(canary.targets)}, the number of given examples, got {count}."
             )
         return len(canary.targets)
     if not isinstance(canary, Blank | Mislabelled | Adversarial | Crafted):
         raise InputError(
-            "Expected canary to be Blank(), Mislabelled(), Adversarial(), Crafted() or Given(...), "
-            f"got {canary!r}."
+            f"canary must be Blank(), Mislabelled(), Adversarial(), Crafted() or Given(...), got {canary!r}."
         )
     dtype = require_held_out(canary, data, HeldOutArrays).inputs.dtype
     if canary.uses_weights and not np.issubdtype(dtype, np.floating):
         raise InputError(
-            f"Expected floating-point inputs for {canary!r}, which needs the gradient of the loss with "
-            f"respect to them, got {dtype}: use Mislabelled()."
+            f"{canary!r} needs the gradient of the loss with respect to floating-point inputs, got {dtype}; "
+            "use Mislabelled()."
         )
     return 16 if count is None else count
 
@@ -153,7 +152,7 @@ class JaxCrafting:
                 return self._search(self._negative_loss, canary, start, targets, radius=canary.radius)
             case Crafted():
                 return self._search(self._cosine(canary), canary, start, targets)
-        raise InputError(f"Expected canary to be Adversarial() or Crafted(), got {canary!r}.")
+        raise InputError(f"canary must be Adversarial() or Crafted(), got {canary!r}.")
 
     def _search(
         self,
@@ -287,8 +286,8 @@ class InputInsertion:
         self._examples = np.asarray(inputs), self._examples[1]
         if stray:
             raise InputError(
-                "Expected a gradient function that clips each example separately, got one whose sum of all "
-                "canaries differs from the sum one by one: examples affect each other."
+                "The gradient function does not clip each example separately: the sum of all canaries "
+                "differs from the sum one by one, so examples affect each other."
             )
         self._callbacks.add_pending(*sums)
         if self._callbacks.audited.steps.index == 0:
@@ -296,9 +295,7 @@ class InputInsertion:
         if self._along is None:
             self._along = jax.tree.map(np.asarray, along)
         elif np.abs(np.asarray(along.directions) - self._along.directions).max() > _DIRECTION_TOLERANCE:
-            raise InputError(
-                "Expected all gradients of one step to be computed at the same weights, got different ones."
-            )
+            raise InputError("All gradients of one step must be computed at the same weights.")
 
     def _check_first(self, losses: np.ndarray, directions: np.ndarray) -> None:
         """Raise or warn if a canary reveals nothing at the initial weights; later, training may diverge."""
@@ -308,8 +305,7 @@ class InputInsertion:
         )
         if lost:
             raise InputError(
-                f"Expected canaries with a finite loss, got an infinite or NaN loss for classes {lost}: "
-                f"{_HINT}"
+                f"Canaries must have a finite loss, got an infinite or NaN loss for classes {lost}: {_HINT}"
             )
         if silent:
             warnings.warn(

@@ -30,29 +30,39 @@ def observe_model(
 ) -> Iterator[Recorder]:
     """Audit ``model.fit`` inside the ``with`` block.
 
-    ``model`` is the one that ``jax_privacy.keras_api.make_private`` returned. Canaries pass through the
-    clipping, sum and noise of its training step, and are subtracted before the optimizer is called. The claim
-    is read from the model's configuration unless passed here or to ``audit()``; the other arguments are those
-    of :func:`observe`.
+    Canaries pass through the clipping, sum and noise of the training step, and are subtracted before the
+    optimizer is called.
+
+    Args:
+        model: What ``jax_privacy.keras_api.make_private`` returned.
+        canary: The kind of canary.
+        num_canaries: Their number, by default as many as fit.
+        options: :class:`AuditOptions`; the claim is read from the model's configuration unless passed.
+
+    Returns:
+        A session, whose ``with`` block gives the recorder.
+
+    Raises:
+        InputError: The model is not private, or already observed.
+
     """
     config = _config(model)
     require_unmarked(model.train_step, "model")
     barrier = StepBarrier()
-    sampling = (
-        "fit() is assumed to use Poisson sampling, as claimed"
+    drawn = (
+        " (poisson_sampling_in_fit=True is set)"
         if config.poisson_sampling_in_fit
-        else "the claim assumes Poisson sampling, but fit() uses the given batches (with "
-        "poisson_sampling_in_fit=True, it draws them by Poisson sampling)"
+        else " (the claim assumes Poisson sampling, but fit() uses the given batches unless "
+        "poisson_sampling_in_fit=True)"
     )
     audited = AuditedSteps(
         canary,
         num_canaries,
         lambda: _read_params(model, config),
-        batches=observed_batches(),
+        batches=observed_batches(drawn=drawn),
         facts=lambda: TrainingInfo(
             canary=canary, max_grad_norm=config.clipping_norm, batch_size=config.effective_batch_size
         ),
-        not_covered=(f"how batches are drawn is not tested: {sampling}",),
         synchronize=barrier.wait,
         **options,
     )
@@ -69,8 +79,7 @@ def _config(model: Any) -> Any:
     config = getattr(model, "_dp_params", None)
     if config is None:
         raise InputError(
-            f"Expected the model that keras_api.make_private returned, got a {type(model).__name__}, which "
-            "is not private."
+            f"A {type(model).__name__} is not private; pass the model that keras_api.make_private returned."
         )
     return config
 
@@ -107,8 +116,8 @@ def _observed_step(train_step: Any, wrap: JaxObserver) -> FunctionType:
     step = getattr(train_step, "__func__", None)
     if not isinstance(step, FunctionType) or step.__globals__["__name__"] != "jax_privacy.keras_api":
         raise InputError(
-            "Expected the train_step that keras_api.make_private gave the model, got another one: pass the "
-            "model as it was returned, and replace its train_step inside the with block."
+            "The model's train_step is not the one that keras_api.make_private gave it; pass the model as "
+            "it was returned, and replace its train_step inside the with block."
         )
     view = _LibraryView(jax_privacy, {"clipped_grad": wrap.gradient, "gaussian_privatizer": wrap.privatizer})
     variables = {name: view.seen(name, value) for name, value in step.__globals__.items()}

@@ -53,8 +53,8 @@ class Observed(ObservedFunctions):
     def __enter__(self) -> Observed:
         if self._block is not None:
             raise InputError(
-                "Expected a new observe(...) for each with block, got one that was already used: its "
-                "recorder holds the steps of that block."
+                "This observe(...) was already used in a with block, and its recorder holds the steps of "
+                "that block; call observe(...) again."
             )
         self._block = ExitStack()
         self._block.enter_context(self.barrier.own_error())
@@ -167,9 +167,7 @@ class JaxObserver:
         clip = JaxClip(grad_fn)
         bound = self._stated or clip.bound
         if not 0 < bound < math.inf:
-            raise InputError(
-                f"Expected a finite clipping norm, got {bound:g}: pass max_grad_norm=... instead."
-            )
+            raise InputError(f"The clipping norm must be finite, got {bound:g}; pass max_grad_norm=...")
         self._callbacks.norm, self._callbacks.bound = bound, clip.bound
 
         def observed(*args: Any, **kwargs: Any) -> Any:
@@ -212,12 +210,11 @@ class JaxObserver:
         shapes = [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(gradient)]
         if not expected:
             raise InputError(
-                "Expected the gradient function returned by observe() to be called before the update of the "
-                "privatizer, but it was not."
+                "The privatizer was updated before the gradient function that observe() returned was called."
             )
         if shapes != expected:
             raise InputError(
-                f"Expected a gradient of shapes {expected}, as returned by clipped_grad, got {shapes}."
+                f"The gradient must have shapes {expected}, as returned by clipped_grad, got {shapes}."
             )
 
 
@@ -235,14 +232,14 @@ def noise_of(privatizer: Any) -> float | None:
     """Return the standard deviation of the noise per step; None if the privatizer is not the library's."""
     if not isinstance(privatizer, optax.GradientTransformation):
         raise InputError(
-            f"Expected a privatizer of jax_privacy.noise_addition, got a {type(privatizer).__name__}."
+            f"privatizer must be one of jax_privacy.noise_addition, got a {type(privatizer).__name__}."
         )
     update = privatizer.update
     require_unmarked(update, "privatizer")
     if getattr(update, "__module__", "").startswith("optax"):
         raise InputError(
-            f"Expected the privatizer alone, got a transformation of {update.__module__}: pass the "
-            "privatizer to observe(), and chain the one that it returns."
+            f"privatizer must be the privatizer alone, got a transformation of {update.__module__}; pass "
+            "the privatizer to observe(), and chain the one that it returns."
         )
     variables = inspect.getclosurevars(update).nonlocals if inspect.isfunction(update) else {}
     if not {"stddev", "noising_matrix"} <= set(variables):  # not the library's: it may use any names
@@ -256,8 +253,8 @@ def _noise_factor(matrix: Any) -> float:
     dense = np.asarray(matrix.materialize(16) if isinstance(matrix, StreamingMatrix) else matrix)
     if not np.allclose(dense, dense[0, 0] * np.eye(len(dense))):
         raise InputError(
-            "Expected noise that is independent between steps, as from gaussian_privatizer, got noise from a "
-            "matrix factorization, which a DP-SGD claim does not describe."
+            "A DP-SGD claim does not describe noise from a matrix factorization, which depends on earlier "
+            "steps; use a privatizer such as gaussian_privatizer."
         )
     return float(dense[0, 0])
 
@@ -267,9 +264,9 @@ def rate_of(sampling: Any) -> float:
     plain = isinstance(sampling, CyclicPoissonSampling) and sampling.cycle_length == 1
     if not plain or sampling.truncated_batch_size is not None:
         raise InputError(
-            f"Expected Poisson sampling with a single cycle and no truncation, got {sampling!r}: there is no "
-            "claim for that sampler yet. To audit the steps alone, leave out sampling=, compare "
-            "recorder.observations with Claim.gaussian(noise_multiplier=..., delta=...) by dpaudit.audit(), "
-            "and test the noise by recorder.diagnose(noise_multiplier=...)."
+            f"There is no claim for {sampling!r} yet, only for Poisson sampling with a single cycle and no "
+            "truncation. To audit the steps alone, leave out sampling=, compare recorder.observations with "
+            "Claim.gaussian(noise_multiplier=..., delta=...) by dpaudit.audit(), and test the noise by "
+            "recorder.diagnose(noise_multiplier=...)."
         )
     return float(sampling.sampling_prob)

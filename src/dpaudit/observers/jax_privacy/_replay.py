@@ -115,8 +115,8 @@ class _JaxStep(ReplayedStep):
             if jax.tree.structure(candidate) == expected:
                 return candidate
         raise InputError(
-            f"Expected the step to return a new state of the structure {expected}, optionally followed by "
-            f"other values, got {jax.tree.structure(result)}."
+            f"The step must return a new state of the structure {expected}, optionally followed by other "
+            f"values, got {jax.tree.structure(result)}."
         )
 
 
@@ -221,8 +221,8 @@ def _flat(tree: Any) -> NumberArray:
     leaves = jax.tree.leaves(tree)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise InputError(
-            "Expected a step that calls grad_fn and privatizer with arrays, got abstract values: do not "
-            "vectorize, differentiate or distribute the step."
+            "The step must call grad_fn and privatizer with arrays, got abstract values; do not vectorize, "
+            "differentiate or distribute the step."
         )
     vectors = [np.asarray(leaf).reshape(-1) for leaf in leaves]
     return np.concatenate(

@@ -31,10 +31,7 @@ _OF_GRADIENTS = (
     *("weights", "num_rows", "has_padding", "max_row_norm", "example_sum_norm", "sum_limit", "sum_excess"),
     "row_digests",
 )
-NO_GRADIENT = (
-    "Expected the gradient function returned by observe() to be called before each update of the privatizer, "
-    "but it was not."
-)
+NO_GRADIENT = "The privatizer was updated before the gradient function that observe() returned was called."
 
 
 class StepBarrier:
@@ -266,19 +263,19 @@ class SumScale:
         room = tolerance * (norm + scale * float(np.abs(joined).max()))
         if not (0 < scale < math.inf and (np.abs(arrived - scale * joined) <= room).all()):
             raise InputError(
-                "Expected the input of the privatizer to be the sum of all gradients since its last update, "
-                "or the same multiple of it in every step, got something else, such as a sum that is clipped "
-                "again. For gradients that are not part of the update (for logging, or a warm-up call), use "
-                "the function that was passed to observe(); add anything that is not a gradient of examples "
-                "after the noise."
+                "The input of the privatizer must be the sum of all gradients since its last update, or "
+                "the same multiple of it in every step, but it is something else, such as a sum that is "
+                "clipped again. For gradients that are not part of the update (for logging, or a warm-up "
+                "call), use the function that was passed to observe(); add anything that is not a gradient "
+                "of examples after the noise."
             )
         if abs(scale - 1) <= tolerance:
             scale = 1.0
         if scale != 1 and not self.free:
             raise InputError(
-                "Expected the input of the privatizer to be the sum that the gradient function returned, got "
-                f"that sum times {scale:.6g}: if this is intended, pass max_grad_norm={scale * norm:.6g}, "
-                "the resulting bound on one example, or let clipped_grad divide (normalize_by=...)."
+                "The input of the privatizer must be the sum that the gradient function returned, got that "
+                f"sum times {scale:.6g}: if this is intended, pass max_grad_norm={scale * norm:.6g}, the "
+                "resulting bound on one example, or let clipped_grad divide (normalize_by=...)."
             )
         if pending.inserted.any():  # without canaries, the factor does not matter
             self.factor = scale
@@ -291,11 +288,14 @@ def _fitted(joined: FloatArray, arrived: FloatArray) -> float:
     return float(arrived @ joined) / length if length > 0 else 1.0
 
 
-def observed_batches(rows: RowRecord | None = None) -> BatchRecord:
-    """Return a record of the batches of a loop that marks its padding, by digests of ``rows`` too."""
+def observed_batches(rows: RowRecord | None = None, drawn: str = "") -> BatchRecord:
+    """Return a record of the batches of a loop that marks its padding, by digests of ``rows`` too.
+
+    ``drawn`` says how the loop draws its batches, if that is known.
+    """
     batches = BatchRecord(
-        "which examples are in a batch is not known, so participation and overlap are not tested: pass them "
-        "to recorder.observe_batch(indices, num_examples) in each step"
+        f"which examples are in a batch{drawn}: to test participation and overlap, pass them to "
+        "recorder.observe_batch(indices, num_examples) in each step"
     )
     batches.tests_sizes, batches.rows = True, rows
     return batches

@@ -232,8 +232,8 @@ def _own_clipping(optimizer: DPOptimizer, num_rows: int) -> Iterator[None]:
             raise
         text = (str(error).splitlines() or ["no message"])[0]
         raise InputError(
-            "Expected clip_and_accumulate() to clip any rows in grad_samples: canaries are clipped in a call "
-            f"of their own, after that for the batch, and with {num_rows} of them it raised "
+            "clip_and_accumulate() must clip any rows in grad_samples: canaries are clipped in a call of "
+            f"their own, after that for the batch, and with {num_rows} of them it raised "
             f"{type(error).__name__}: {text} (Does it use one weight per example of the batch? Compute the "
             "weights from grad_samples.)"
         ) from error
@@ -305,20 +305,18 @@ def clip_for(optimizer: Any, module: Any) -> OpacusClip:
     """Return an adapter for the clipping of ``optimizer``, or raise an error if it cannot be observed."""
     if not isinstance(optimizer, DPOptimizer):
         raise InputError(
-            "Expected the optimizer that PrivacyEngine.make_private returned, got a "
-            f"{type(optimizer).__name__}, which is not private."
+            f"A {type(optimizer).__name__} is not private; pass the optimizer that "
+            "PrivacyEngine.make_private returned."
         )
     for kind, reason in _UNSUPPORTED.items():
         if isinstance(optimizer, kind):
-            raise InputError(
-                f"Expected an optimizer that can be observed, got a {type(optimizer).__name__}: {reason}."
-            )
+            raise InputError(f"A {type(optimizer).__name__} cannot be observed: {reason}.")
     if not isinstance(optimizer, DPOptimizerFastGradientClipping):
         return PerSampleClip(optimizer)
     if not hasattr(module, "get_clipping_coef"):
         raise InputError(
-            "Expected module=..., the model that PrivacyEngine.make_private returned, which does the ghost "
-            f"clipping; got {type(module).__name__}."
+            "Ghost clipping needs module=..., the model that PrivacyEngine.make_private returned, got "
+            f"{type(module).__name__}."
         )
     return GhostClip(optimizer, module)
 
@@ -335,10 +333,10 @@ class TrainedParameters:
         if len(now) == len(self._first) and all(map(operator.is_, now, self._first)):
             return
         raise InputError(
-            f"Expected the optimizer to train the same {len(self._first)} parameter tensors in all observed "
-            f"steps, got {len(now) if len(now) != len(self._first) else 'others'} in step {index}: were "
-            "layers frozen or unfrozen? Observe each phase of the training run in a with block of its own, "
-            "which starts after the change."
+            f"The optimizer must train the same {len(self._first)} parameter tensors in all observed steps, "
+            f"got {len(now) if len(now) != len(self._first) else 'others'} in step {index}. Were layers "
+            "frozen or unfrozen? Observe each phase of the training run in a with block of its own, which "
+            "starts after the change."
         )
 
 

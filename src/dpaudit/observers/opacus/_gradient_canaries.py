@@ -346,8 +346,8 @@ class CanaryRoom:
             return None
         if num_canaries > max(self._places):
             raise InputError(
-                f"Expected num_canaries={num_canaries} to be at most {max(self._places)}, as many as the "
-                "largest layer has room for: with per-layer clipping, canaries do not share parameters."
+                f"num_canaries must be at most {max(self._places)}, as many as the largest layer has room "
+                f"for, got {num_canaries}: with per-layer clipping, canaries do not share parameters."
             )
         layers = zip(self._layer_norms, self._places, strict=True)
         return [norm if number >= num_canaries else 0.0 for norm, number in layers]
@@ -362,10 +362,10 @@ class CanaryRoom:
         share = self.norm_share(num_canaries)
         if share < _MIN_NORM_SHARE:
             raise InputError(
-                f"Expected canaries to reach layers with {100 * _MIN_NORM_SHARE:.0f} % of the clipping norm, "
-                f"got {100 * share:.0f} % with num_canaries={num_canaries}: with per-layer clipping, a layer "
-                "needs its own parameters for each canary. Pass fewer canaries, or audit single steps, "
-                "without sampling=True."
+                f"Canaries reach only layers with {100 * share:.0f} % of the clipping norm with "
+                f"num_canaries={num_canaries}; at least {100 * _MIN_NORM_SHARE:.0f} % are needed. With "
+                "per-layer clipping, a layer needs its own parameters for each canary. Pass fewer "
+                "canaries, or audit single steps, without sampling=True."
             )
 
 

@@ -73,8 +73,8 @@ def _check_held_out(data: HeldOutData, loader: Any) -> None:
     """Raise if the data of ``loader`` include held-out examples."""
     if not hasattr(loader, "dataset"):
         raise InputError(
-            "Expected loader=..., the one that PrivacyEngine.make_private returned, to check that its data "
-            f"include no held-out example; got {type(loader).__name__}."
+            "loader=..., the one that PrivacyEngine.make_private returned, is needed to check that its "
+            f"data include no held-out example, got {type(loader).__name__}."
         )
     data.require_apart(_fingerprints_and_classes(loader.dataset)[0], "the data of loader")
 
@@ -96,11 +96,11 @@ def _stacked(pairs: list[Any]) -> tuple[Tensor, Tensor]:
         inputs, targets = zip(*((example, float(target)) for example, target in pairs), strict=True)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(
-            f"Expected data that consist of pairs of an input and its class, got a {type(pairs[0]).__name__}."
+            f"The data must be pairs of an input and its class, got a {type(pairs[0]).__name__}."
         ) from error
     classes = torch.as_tensor(targets)
     if bool((classes != classes.round()).any()):
-        raise InputError(f"Expected classes to be whole numbers, got {targets[0]:g}.")
+        raise InputError(f"Classes must be whole numbers, got {targets[0]:g}.")
     return torch.stack([torch.as_tensor(example) for example in inputs]), classes.long()
 
 
@@ -120,8 +120,8 @@ class InputCanaries(StepCanaries):
         module = training.module
         if not isinstance(module, nn.Module):
             raise InputError(
-                "Expected module=..., the model that PrivacyEngine.make_private returned, which computes the "
-                f"gradients of canaries; got {type(module).__name__}."
+                "Input canaries need module=..., the model that PrivacyEngine.make_private returned, which "
+                f"computes their gradients, got {type(module).__name__}."
             )
         _check_held_out(data, training.loader)
         loss = _loss(training)
@@ -187,9 +187,9 @@ def _check_independent(together: Tensor, each: Tensor, batch: Tensor, eps: float
     off = float((together - each.sum(dim=0)).abs().max())
     if off > max(_SUM_TOLERANCE, _ULPS * eps) * largest * len(each):
         raise InputError(
-            f"Expected each example to be clipped separately, but the sum of {len(each)} canaries together "
-            f"differs by {off:.3g} from the sum one by one: examples affect each other (check with "
-            "replay()), or the model uses randomness such as dropout."
+            f"Examples are not clipped separately: the sum of {len(each)} canaries together differs by "
+            f"{off:.3g} from the sum one by one. Examples affect each other (check with replay()), or the "
+            "model uses randomness such as dropout."
         )
 
 
@@ -217,8 +217,8 @@ def _loss(training: PreparedTraining) -> Any:
     if isinstance(training.optimizer, DPOptimizerFastGradientClipping):
         if not isinstance(criterion, DPLossFastGradientClipping):
             raise InputError(
-                "Expected criterion=..., the loss that PrivacyEngine.make_private returned, which does the "
-                f"ghost clipping; got {type(criterion).__name__}."
+                "Ghost clipping needs criterion=..., the loss that PrivacyEngine.make_private returned, "
+                f"got {type(criterion).__name__}."
             )
         return criterion
     return (
@@ -276,8 +276,8 @@ class PerSampleBackward(BackwardPass):
             ]
         if any(layer_rows is None or len(layer_rows) != len(examples) for layer_rows in rows_by_layer):
             raise InputError(
-                "Expected module to compute a gradient for each example and each parameter of the optimizer, "
-                "got fewer: pass the model that make_private returned, in training mode."
+                "module does not compute a gradient for each example and each parameter of the optimizer; "
+                "pass the model that make_private returned, in training mode."
             )
         return torch.cat([layer_rows.detach().flatten(1) for layer_rows in rows_by_layer], dim=1)
 
@@ -318,8 +318,8 @@ class UnwrappedModel:
         missing = len(parameters) - len(set(map(id, parameters)) & set(map(id, values.values())))
         if missing:
             raise InputError(
-                f"Expected module to be the model that the optimizer trains, but {missing} of the "
-                f"optimizer's {len(parameters)} parameters are not in it."
+                f"module must be the model that the optimizer trains, but {missing} of the optimizer's "
+                f"{len(parameters)} parameters are not in it."
             )
         self._names = training.names
 

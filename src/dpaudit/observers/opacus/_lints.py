@@ -11,6 +11,7 @@ may differ between n examples and n - 1 or n + 1, while accounting assumes the s
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -242,7 +243,9 @@ def clipping_lints(training: PreparedTraining) -> Iterator[Finding]:
     optimizer = training.optimizer
     scale = float(optimizer.max_grad_norm)
     if not (0 < scale < math.inf):
-        yield Finding.certain("clipping-norm", f"Expected a finite clipping norm above 0, got {scale:g}.")
+        yield Finding.certain(
+            "clipping-norm", f"The clipping norm must be positive and finite, got {scale:g}."
+        )
         return
     norms, where = getattr(optimizer, "max_grad_norms", None), "the layers together"
     if isinstance(optimizer, DPOptimizerFastGradientClipping) and training.module is not None:
@@ -444,7 +447,4 @@ def name_list(names: Sequence[str]) -> str:
 
 def _plain(name: str) -> str:
     """Return the name of a module or parameter without the wrappers around the model."""
-    path = name.split(".")
-    while path and path[0] in ("_module", "module"):
-        path = path[1:]
-    return ".".join(path) or "(model)"
+    return re.sub(r"^(_?module(\.|$))+", "", name) or "(model)"

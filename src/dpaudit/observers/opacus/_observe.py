@@ -50,11 +50,11 @@ _ONE_RANK = (
 def observe(
     optimizer: DPOptimizer,
     *,
+    claim: Claim | None = None,
     canary: GradientCanary | InputCanary = MIXTURE,
     held_out: HeldOutData | None = None,
     num_canaries: int | None = None,
     sampling: bool = False,
-    claim: Claim | None = None,
     noise_multiplier: float | None = None,
     sample_rate: float | None = None,
     num_steps: int | None = None,
@@ -205,12 +205,12 @@ def _check_parts(loader: Any, module: Any) -> None:
     """Raise if a loader or a module is something else."""
     if loader is not None and not (hasattr(loader, "batch_sampler") or hasattr(loader, "sample_rate")):
         raise InputError(
-            "Expected loader=..., the loader that make_private returned, which has a sampler, got a "
-            f"{type(loader).__name__}: leave it out, and batches are not tested."
+            "loader must be the one that make_private returned, which has a sampler, got a "
+            f"{type(loader).__name__}; leave it out, and batches are not tested."
         )
     if module is not None and not (hasattr(module, "named_parameters") or hasattr(module, "_module")):
         raise InputError(
-            f"Expected module=..., the model that make_private returned, got a {type(module).__name__}."
+            f"module must be the model that make_private returned, got a {type(module).__name__}."
         )
 
 
@@ -221,20 +221,20 @@ def _check_canary(
     if isinstance(canary, GradientCanary):
         for name, argument in (("held_out", held_out), ("criterion", criterion)):
             if argument is not None:
-                raise InputError(f"Expected no {name} with {canary!r}, which is not made from examples.")
+                raise InputError(f"{canary!r} is not made from examples; leave out {name}.")
         return
     if not isinstance(canary, InputCanary):
-        raise InputError(f"Expected canary to be a gradient or input canary such as Dirac(), got {canary!r}.")
+        raise InputError(f"canary must be a gradient or input canary such as Dirac(), got {canary!r}.")
     require_held_out(canary, held_out, HeldOutData)
     if sampling:
         raise InputError(
-            f"Expected a gradient canary such as Dirac() with sampling=True, got {canary!r}: whole-run "
-            "scores need orthogonal canaries."
+            f"canary must be a gradient canary such as Dirac() with sampling=True, got {canary!r}: "
+            "whole-run scores need orthogonal canaries."
         )
     if ranks.world_size > 1:
         raise InputError(
-            f"Expected a single process with {canary!r}, got an optimizer that sums gradients of several: "
-            "use a gradient canary such as Dirac()."
+            f"{canary!r} needs a single process, but the optimizer sums gradients of several; use a "
+            "gradient canary such as Dirac()."
         )
 
 
@@ -244,9 +244,8 @@ def _require_whole_run(
     """Raise on arguments of the live bound, which the sampling of canaries does not have."""
     if callbacks or every is not None:
         name = "callbacks" if callbacks else "every"
-        raise InputError(f"Expected no {name} with sampling=True: there is no bound before the last step.")
+        raise InputError(f"{name} cannot be used with sampling=True: there is no bound before the last step.")
     if claim is not None:
         raise InputError(
-            "Expected a claim about DP-SGD with sampling=True, such as Claim.dpsgd(...), got "
-            f"{claim.summary}."
+            f"claim must be about DP-SGD, such as Claim.dpsgd(...), with sampling=True, got {claim.summary}."
         )

@@ -186,7 +186,7 @@ class OpacusObserver:
             return
         if step is None:
             raise InputError(
-                "Expected the optimizer to add noise before each update, but it did not call add_noise()."
+                "The optimizer did not call add_noise() before this update, so there is no noise to observe."
             )
         divisor = self._divisor()
         gradients: list[Tensor] = [parameter.grad for parameter in self._optimizer.params]
@@ -305,7 +305,7 @@ def noise_norm(optimizer: DPOptimizer) -> float:
 def check_unobserved(optimizer: DPOptimizer) -> None:
     """Raise if another observer is installed: its canaries would be mistaken for examples."""
     if isinstance(getattr(optimizer.add_noise, "__self__", None), OpacusObserver):
-        raise InputError("Expected an optimizer that is not yet observed, got one with another observer.")
+        raise InputError("The optimizer already has another observer; observe it only once.")
 
 
 def _checked_sum(parameter: Any, index: int) -> Tensor:
@@ -313,8 +313,9 @@ def _checked_sum(parameter: Any, index: int) -> Tensor:
     shape = None if summed is None else tuple(summed.shape)
     if shape != tuple(parameter.shape):
         raise InputError(
-            f"Expected a summed gradient of shape {tuple(parameter.shape)} for parameter {index} of the "
-            f"optimizer, got {shape}: does its grad_sample have shape examples x parameter shape?"
+            f"The summed gradient of parameter {index} of the optimizer must have shape "
+            f"{tuple(parameter.shape)}, got {shape}. Does its grad_sample have shape examples x parameter "
+            "shape?"
         )
     return summed
 

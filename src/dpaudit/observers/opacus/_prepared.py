@@ -58,8 +58,8 @@ def unwrapped(optimizer: Any) -> Any:
     wrappers = list(_wrappers(optimizer))
     if not isinstance(wrappers[-1], DPOptimizer):
         raise InputError(
-            "Expected the optimizer that PrivacyEngine.make_private returned, got "
-            f"{' around '.join(type(wrapper).__name__ for wrapper in wrappers)}, which is not private."
+            f"{' around '.join(type(wrapper).__name__ for wrapper in wrappers)} is not private; pass the "
+            "optimizer that PrivacyEngine.make_private returned."
         )
     return wrappers[-1]
 
@@ -221,8 +221,8 @@ class PreparedTraining:
             components = {name: getattr(prepared, name) for name in names if hasattr(prepared, name)}
         if components.get("optimizer") is None:
             raise InputError(
-                "Expected what make_private returned, or a dict or object with optimizer, module and loader; "
-                f"got {type(prepared).__name__} without a private optimizer."
+                f"{type(prepared).__name__} has no private optimizer; pass what make_private returned, or a "
+                "dict or object with optimizer, module and loader."
             )
         components["optimizer"] = unwrapped(components["optimizer"])
         schedulers = [value for value in values if isinstance(value, _NoiseScheduler | _GradClipScheduler)]
@@ -267,14 +267,13 @@ class PreparedTraining:
             if (self.loader.batch_size or 0) >= (self.num_examples or math.inf):
                 return 1.0
             raise InputError(
-                "Expected a loader with Poisson sampling, which the claim assumes, got a "
-                f"{type(self.loader).__name__} with batches of one size: create it by make_private with "
-                "poisson_sampling=True."
+                f"The claim assumes Poisson sampling, but the loader is a {type(self.loader).__name__} with "
+                "batches of one size; create it by make_private with poisson_sampling=True."
             )
         if accounted_rate(self.optimizer) is None:
             raise InputError(
-                "Expected the loader that make_private returned, which has a sample rate, got a "
-                f"{type(self.loader).__name__} without one: pass sample_rate=... instead."
+                f"{type(self.loader).__name__} has no sample rate; pass the loader that make_private "
+                "returned, or sample_rate=..."
             )
         return None
 

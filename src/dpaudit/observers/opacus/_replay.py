@@ -88,17 +88,17 @@ def _require_replayable(optimizer: Any) -> None:
     check_unobserved(optimizer)
     if isinstance(optimizer, AdaClipDPOptimizer) or hasattr(optimizer, "target_unclipped_quantile"):
         raise InputError(
-            "Expected a fixed clipping norm, got adaptive clipping, whose noisy count is a second release: "
-            "replay the step with clipping='flat'."
+            "Adaptive clipping cannot be replayed, because its noisy count is a second release; replay the "
+            "step with clipping='flat'."
         )
     if optimizer.secure_mode:
         raise InputError(
-            "Expected noise that can be repeated, got secure_mode=True, whose generator cannot be reset: "
-            "replay the step with secure_mode=False."
+            "secure_mode=True cannot be replayed, because its generator cannot be reset; replay the step "
+            "with secure_mode=False."
         )
     is_distributed = distributed.is_available() and distributed.is_initialized()
     if hasattr(optimizer, "reduce_gradients") or (is_distributed and distributed.get_world_size() > 1):
-        raise InputError("Expected a single process, got several: replay the step in one process.")
+        raise InputError("Several processes cannot be replayed; replay the step in one process.")
 
 
 class _OpacusStep(ReplayedStep):
@@ -198,8 +198,8 @@ class _OpacusStep(ReplayedStep):
             gaps.append("with ghost clipping, norms of gradients were compared instead of gradients")
         if len(self._protected) > 1:
             gaps.append(
-                f"the step has {len(self._protected)} private optimizers: whether the claim counts the "
-                "releases of all of them is not checked"
+                f"the step has {len(self._protected)} private optimizers: make sure that the claim counts "
+                "the releases of all of them"
             )
         return tuple(gaps)
 

@@ -95,9 +95,9 @@ class SampledMembership:
         expected = rate * int((self._canary >= 0).sum()) * self._num_batches
         if self._num_drawn < expected - _MAX_DEVIATION * math.sqrt(expected):
             raise InputError(
-                f"Expected the {self._sampler.name} to draw canaries about {expected:.0f} times, got "
-                f"{self._num_drawn}: its batches do not grow with the number of entries, so it draws "
-                "examples less often than without the audit."
+                f"The {self._sampler.name} drew canaries {self._num_drawn} times, instead of about "
+                f"{expected:.0f}: its batches do not grow with the number of entries, so it draws examples "
+                "less often than without the audit."
             )
 
     def _batches(self, epoch: Epoch) -> Iterator[list[int]]:
@@ -125,8 +125,8 @@ class SampledMembership:
         expected = num_entries * (total - old) / total
         if self._num_added == 0 and not self._sampler.is_trusted and expected > _MIN_EXPECTED:
             raise InputError(
-                f"Expected the {self._sampler.name} to draw from {total} entries, got only the first {old} "
-                "in an epoch: canaries cannot become entries of its data set."
+                f"The {self._sampler.name} drew only from the first {old} of {total} entries in an epoch: "
+                "canaries cannot become entries of its data set."
             )
 
 
@@ -134,11 +134,11 @@ def _batch_sampler(training: PreparedTraining) -> Any:
     """Return the batch sampler, which may be inside one that splits batches."""
     if not isinstance(training.loader, DataLoader) or training.sampler is None:
         raise InputError(
-            "Expected loader=..., the loader that make_private returned, with sampling=True: its sampler "
-            f"draws the canaries; got {type(training.loader).__name__}."
+            "sampling=True needs loader=..., the loader that make_private returned, whose sampler draws "
+            f"the canaries, got {type(training.loader).__name__}."
         )
     if hasattr(type(training.sampler), _MARK):
-        raise InputError("Expected a loader that is not yet observed, got one with another observer.")
+        raise InputError("The loader already has another observer; observe it only once.")
     return training.sampler
 
 
@@ -210,8 +210,8 @@ class SamplerWithCanaries:
                 return
             if size is not None and len(batch or ()) != size:
                 raise InputError(
-                    f"Expected the {type(self._sampler.sampler).__name__} to have {size} entries for a "
-                    f"batch, got {len(batch or ())}: it draws from another number of entries than it states."
+                    f"The {type(self._sampler.sampler).__name__} must have {size} entries for a batch, got "
+                    f"{len(batch or ())}: it draws from another number of entries than it states."
                 )
             yield batch or []
 
@@ -247,9 +247,8 @@ def _with_canaries(sampler: Any, num_canaries: int) -> tuple[int, dict[str, Any]
 
 def _unknown_entries(sampler: Any) -> InputError:
     return InputError(
-        "Expected a loader whose sampler has its number of entries in num_samples or data_source, such as "
-        f"the one that make_private returned, got a {type(sampler).__name__}: canaries cannot become entries "
-        "of its data set."
+        f"A {type(sampler).__name__} does not state its number of entries in num_samples or data_source, so "
+        "canaries cannot become entries of its data set; pass the loader that make_private returned."
     )
 
 
@@ -258,16 +257,16 @@ def _length(sampler: Any) -> int:
         return len(sampler)
     except TypeError:
         raise InputError(
-            f"Expected a loader whose sampler has a length, got a {type(sampler).__name__} without one: "
-            "without it, there is no way to check that canaries do not change the sample rate."
+            f"A {type(sampler).__name__} has no length; without it, there is no way to check that canaries "
+            "do not change the sample rate."
         ) from None
 
 
 def _check_length(sampler: Any, before: int, after: int, expected: int, num_canaries: int) -> None:
     if abs(after - expected) > (expected != before):
         raise InputError(
-            f"Expected the {type(sampler).__name__} to have length {expected} with {num_canaries} canaries "
-            f"among its entries, got {after}: its sample rate would change."
+            f"The {type(sampler).__name__} must have length {expected} with {num_canaries} canaries among "
+            f"its entries, got {after}: its sample rate would change."
         )
 
 
@@ -321,12 +320,12 @@ class BatchQueue:
                 else "pass the loader that the loop iterates over as loader=..., and start the loop inside "
                 "the with block."
             )
-            raise InputError(f"Expected a batch of the loader before step {index}, got none: {advice}")
+            raise InputError(f"No batch of the loader was drawn before step {index}: {advice}")
         count = self._num_used(passes)
         if count is None:
             raise InputError(
-                f"Expected step {index} to use the next batch of the loader, which has "
-                f"{self._batches[0][1]} examples, got gradients of {' + '.join(map(str, passes))}: "
+                f"Step {index} must use the next batch of the loader, which has {self._batches[0][1]} "
+                f"examples, got gradients of {' + '.join(map(str, passes))}: "
                 f"{_mismatch([size for _, size in self._batches], passes)}."
             )
         self._num_steps += 1
@@ -337,8 +336,8 @@ class BatchQueue:
         left = len(self._batches) - (self._num_used(self._passes + pending) or 0)
         if left > self._num_prefetched + (not self._ended):
             raise InputError(
-                "Expected the loop to use every batch of the loader in a step, including empty ones, got "
-                f"{left} unused batches: their canaries were not added to any step."
+                f"The loop did not use {left} batches of the loader, so their canaries were not added to "
+                "any step; use every batch in a step, including empty ones."
             )
 
     def _num_used(self, passes: list[int]) -> int | None:

@@ -388,7 +388,7 @@ class ClippingNorms:
             f"The clipping norm changed {self._num_changes} times, between {low:.4g} and {high:.4g}: the "
             "accounting holds if it depends on the number of the step, but not on the data."
         )
-        gap = "whether the clipping norm, which changed during the run, depends on the data is not tested"
+        gap = "the clipping norm changed during the run: dependence on the data was not tested"
         if any(self._changes.values()):
             gap += ", except for statistics of the gradient norms of a batch"
         return CheckResults(notes=(note,), not_covered=(gap,))

@@ -93,13 +93,13 @@ def clip_for(optimizer: Any) -> TensorFlowClip:
         hidden = "adds its noise during the update, where it cannot be observed"
         reason = hidden if hasattr(optimizer, "_noise_multiplier") else "is not private"
         raise InputError(
-            "Expected an optimizer of TF Privacy such as DPKerasSGDOptimizer or "
-            f"VectorizedDPKerasAdamOptimizer, got a {_name(optimizer)}, which {reason}."
+            f"A {_name(optimizer)} {reason}; pass an optimizer of TF Privacy such as DPKerasSGDOptimizer or "
+            "VectorizedDPKerasAdamOptimizer."
         )
     if not isinstance(query, GaussianSumQuery):
         raise InputError(
-            f"Expected an optimizer whose query is a GaussianSumQuery, got a {type(query).__name__}, "
-            "whose steps a DP-SGD claim does not describe."
+            f"The optimizer's query must be a GaussianSumQuery, got a {type(query).__name__}, whose steps a "
+            "DP-SGD claim does not describe."
         )
     return _VectorizedClip(optimizer) if hasattr(optimizer, "_l2_norm_clip") else _QueryClip(optimizer)
 
@@ -181,8 +181,8 @@ class CanaryTape:
         loss = tf.convert_to_tensor(loss)
         if loss.shape.rank == 0:
             raise InputError(
-                "Expected a loss for each example, got their mean or sum: construct the loss with "
-                "reduction='none', because TF Privacy clips per example."
+                "The loss must have one number per example, because TF Privacy clips per example, got "
+                "their mean or sum; construct the loss with reduction='none'."
             )
         num_examples = tf.shape(loss)[0]
         self.num_microbatches = num_examples if num_microbatches is None else num_microbatches

@@ -66,14 +66,10 @@ def observe(
         num_canaries,
         params,
         batches=BatchRecord(
-            "batches are not tested, and rows are not compared with drawn examples: pass the batches to "
-            "recorder.observe_batch(indices, num_examples) in each step"
+            "how batches are drawn: the claim assumes Poisson sampling, but fit() shuffles the data; to test "
+            "batches, pass them to recorder.observe_batch(indices, num_examples) in each step"
         ),
         facts=lambda: TrainingInfo(canary=canary, max_grad_norm=float(clip.norm)),
-        not_covered=(
-            "how batches are drawn is not tested: the claim assumes Poisson sampling, but fit() shuffles the "
-            "data",
-        ),
         **options,
     )
     num_before = int(optimizer.iterations.numpy())
@@ -124,7 +120,7 @@ class TensorFlowObserver:
         updates, num_calls = self._num_updates() - self._updates_before, self._callbacks.num_calls
         if updates > num_calls:
             raise InputError(
-                f"Expected to observe all {updates} updates, got {num_calls}: the step was traced before "
+                f"Only {num_calls} of {updates} updates were observed: the step was traced before "
                 "observe(). Call model.compile(...) again, or create a new tf.function."
             )
 
@@ -237,7 +233,7 @@ class GraphCallbacks:
         if not self.is_active:
             return
         if number != self.num_calls:
-            raise InputError("Expected one step at a time, got several concurrent steps of one graph.")
+            raise InputError("Several steps of one graph ran at the same time; run one at a time.")
         self.num_calls += 1
         if numbers["microbatch_size"] > 1:
             self.audited.steps.note_not_covered(
@@ -359,6 +355,6 @@ def _check_one_replica() -> None:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         raise InputError(
-            f"Expected a single replica, got a strategy with {replicas}: each of them adds its own noise, "
-            "and their sum cannot be observed."
+            f"A strategy with {replicas} replicas cannot be observed: each of them adds its own noise, and "
+            "their sum cannot be observed."
         )

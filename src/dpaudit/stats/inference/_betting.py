@@ -27,7 +27,6 @@ from scipy import special
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray, ScoreArray
-from dpaudit.errors import InputError
 from dpaudit.stats._counts import ErrorCounts, StepErrors, StepScores, step_errors
 from dpaudit.stats._observations import Observations
 from dpaudit.stats.inference._base import BoundQuery, Inference, Kind, ThresholdResult
@@ -87,10 +86,8 @@ class Betting(Inference):
             _validate.integer("horizon", self.horizon, high=(10**12))
         if self.expected is not None:
             _validate.at_least("expected", self.expected, 0.0)
-        if isinstance(self.tails, bool) or not isinstance(self.tails, int | float) or not 0 <= self.tails < 1:
-            raise InputError(f"Expected tails={self.tails!r} in [0, 1).")
-        if not isinstance(self.stop_loss, bool):
-            raise InputError(f"Expected stop_loss={self.stop_loss!r} to be True or False.")
+        _validate.share("tails", self.tails)
+        _validate.flag("stop_loss", self.stop_loss)
 
     def __repr__(self) -> str:
         values = ((field, getattr(self, field.name)) for field in fields(self))

@@ -282,13 +282,13 @@ class KatzLog(CountInference):
     def _require_pure(self, query: BoundQuery) -> None:
         if not isinstance(query.tradeoff, PureDP):
             raise InputError(
-                f"Expected tradeoff=PureDP() with KatzLog(), got {query.tradeoff!r}: only pure epsilon-DP "
-                "limits the ratio of error rates."
+                f"KatzLog() needs tradeoff=PureDP(), got {query.tradeoff!r}: only pure epsilon-DP limits "
+                "the ratio of error rates."
             )
         if query.delta > 0:
             raise InputError(
-                f"Expected delta=0 with KatzLog(), got delta={query.delta:g}: (eps, delta)-DP does not limit "
-                "the ratio of error rates."
+                f"delta must be 0 with KatzLog(), got {query.delta:g}: (eps, delta)-DP does not limit the "
+                "ratio of error rates."
             )
 
     def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:

@@ -98,7 +98,7 @@ class HeldOut(ThresholdRule):
 
     def _num_held(self, size: int) -> int:
         if size < 2:
-            raise InputError("Expected at least 2 scores (or steps) per side with HeldOut(), got 1.")
+            raise InputError("HeldOut() needs at least 2 scores (or steps) per side, got 1.")
         return min(max(round(self.fraction * size), 1), size - 1)
 
 
@@ -136,9 +136,7 @@ def _split(
     rest |= {"with_ids": None, "without_ids": None}  # counts need none
     if observations.with_steps is not None and observations.without_steps is not None:
         if with_held.all() or without_held.all():
-            raise InputError(
-                "Expected enough steps for HeldOut() to leave scores to count on both sides, got too few."
-            )
+            raise InputError("HeldOut() leaves no scores to count on one side; record more steps.")
         steps_left = observations.with_steps[~with_held], observations.without_steps[~without_held]
         steps = np.unique(np.concatenate(steps_left), return_inverse=True)[1]
         rest |= {"with_steps": steps[: steps_left[0].size], "without_steps": steps[steps_left[0].size :]}
@@ -163,12 +161,12 @@ class Predictable(ThresholdRule):
             raise unsupported(self, inference, Betting)
         steps = StepScores.of(observations)
         if steps.num_steps < 2:
-            raise InputError(f"Expected at least 2 steps with {self!r}, got {steps.num_steps}.")
+            raise InputError(f"{self!r} needs at least 2 steps, got {steps.num_steps}.")
         threshold, errors, bets = predictable_bets(steps, inference, query)
         if not errors.num_absent.any() or not errors.num_present.any():
             raise InputError(
-                f"Expected scores with and without the canary after the first step with {self!r}, which "
-                "chooses thresholds on earlier steps; record more steps."
+                f"{self!r}, which chooses thresholds on earlier steps, needs scores with and without the "
+                "canary after the first step; record more steps."
             )
         return ThresholdResult(bets.parameter(), threshold, errors.total(), p_value=bets.p_value)
 

@@ -79,7 +79,7 @@ def as_points(rates: tuple[float, float]) -> tuple[FloatArray, FloatArray]:
 def unsupported(rule: ThresholdRule, inference: Inference, *expected: type) -> InputError:
     """Return the error for an inference that the rule does not support."""
     names = " or ".join(kind.__name__ for kind in expected)
-    return InputError(f"Expected inference of type {names} with {rule!r}, got {inference!r}.")
+    return InputError(f"{rule!r} needs an inference of type {names}, got {inference!r}.")
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,7 @@ class Optimal(ThresholdRule):
     def threshold(self, delta: float) -> float:
         """Return the threshold, w in the paper."""
         if delta == 0:
-            raise InputError(
-                "Expected delta > 0 with Optimal(), got delta=0: its threshold is then infinite."
-            )
+            raise InputError("delta must be positive with Optimal(), got 0: its threshold would be infinite.")
         return 0.5 + self.noise**2 * Gaussian().epsilon(1 / self.noise, delta)
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
@@ -154,14 +152,14 @@ class BestOf(ThresholdRule):
     def __post_init__(self) -> None:
         if not self.rules or len(self.rules) != len(self.shares):
             raise InputError(
-                f"Expected one share of the error for each rule in BestOf(), got {len(self.rules)} rules and "
+                f"BestOf() needs one share of the error for each rule, got {len(self.rules)} rules and "
                 f"{len(self.shares)} shares."
             )
         if min(self.shares) <= 0 or sum(self.shares) > 1 + 1e-9:
-            raise InputError(f"Expected positive shares that sum to at most 1, got shares={self.shares}.")
+            raise InputError(f"shares must be positive and sum to at most 1, got {self.shares}.")
         for rule in self.rules:
             if isinstance(rule, ThresholdRule) and not rule.valid:
-                raise InputError(f"Expected rules with a known error rate in BestOf(), got {rule!r}.")
+                raise InputError(f"BestOf() needs rules with a known error rate, got {rule!r}.")
 
     def __repr__(self) -> str:
         if self.chosen is None:
@@ -200,5 +198,5 @@ class BestOf(ThresholdRule):
 
 def _known(rule: ThresholdRule | NamedPart) -> ThresholdRule:
     if isinstance(rule, NamedPart):
-        raise InputError(f"Expected a rule that chooses a threshold, such as Fixed(0.5), got {rule!r}.")
+        raise InputError(f"{rule!r} does not choose a threshold; pass a rule such as Fixed(0.5).")
     return rule

@@ -197,11 +197,11 @@ class PiecewiseLinear(TradeOff):
         eps, dels = (np.asarray(v, dtype=np.float64) for v in (self.epsilons, self.deltas))
         if eps.ndim != 1 or eps.shape != dels.shape or not eps.size:
             raise InputError(
-                "Expected epsilons and deltas to be non-empty and of the same length, got "
-                f"{eps.size} and {dels.size}."
+                f"epsilons and deltas must be non-empty and of the same length, got {eps.size} and "
+                f"{dels.size}."
             )
         if not ((eps >= 0) & np.isfinite(eps)).all() or not ((dels >= 0) & (dels <= 1)).all():
-            raise InputError("Expected every epsilon in [0, inf) and every delta in [0, 1].")
+            raise InputError("epsilons must be finite and at least 0, and deltas between 0 and 1.")
         for name, value in (("_eps", eps), ("_del", dels)):
             object.__setattr__(self, name, value)
         for name, value in (("epsilons", eps), ("deltas", dels)):

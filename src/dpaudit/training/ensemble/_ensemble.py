@@ -203,9 +203,7 @@ class Ensemble:
         size = num_parameters(self._pattern)
         if self.initial_weights is not None and self.initial_weights.shape != (size,):
             shape = tuple(self.initial_weights.shape)
-            raise InputError(
-                f"Expected initial_weights to be a vector of length {size:,}, got shape {shape}."
-            )
+            raise InputError(f"initial_weights must be a vector of length {size:,}, got shape {shape}.")
 
     @property
     def at_once(self) -> int:
@@ -234,7 +232,7 @@ class Ensemble:
         """Train a model from each seed, with the canary in its data if ``present``."""
         if len(seeds) != len(present) or not seeds:
             raise InputError(
-                f"Expected seeds and present to have the same length, at least 1, got {len(seeds)} and "
+                f"seeds and present must have the same length, at least 1, got {len(seeds)} and "
                 f"{len(present)}."
             )
         blocks = range(0, len(seeds), self.at_once)

@@ -79,8 +79,8 @@ def pattern_of(build: Callable[[], nn.Module]) -> nn.Module:
     for name, value in first.items():
         if name not in second or not torch.equal(value, second[name]):
             raise InputError(
-                "Expected frozen parameters and buffers to be the same in every model that build returns, "
-                f"got other values of {name!r} from another seed: make it trainable or set fixed values."
+                "Frozen parameters and buffers must be the same in every model that build returns, but "
+                f"{name!r} depends on the seed; make it trainable or set fixed values."
             )
     return pattern
 
@@ -133,7 +133,7 @@ class Example:
 def joined(data: Dataset, example: Example) -> Dataset:
     """Return the data as model inputs, with the example appended."""
     if tuple(example.inputs.shape) != data.shape:
-        raise InputError(f"Expected a canary of shape {data.shape}, got {tuple(example.inputs.shape)}.")
+        raise InputError(f"The canary must have shape {data.shape}, got {tuple(example.inputs.shape)}.")
     target = torch.tensor([example.target]).to(data.targets)
     alone = replace(data, inputs=example.inputs[None].to(data.inputs.device), targets=target)
     inputs = [examples.at(torch.arange(len(examples)))[0] for examples in (data, alone)]

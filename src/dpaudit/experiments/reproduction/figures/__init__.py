@@ -1,7 +1,6 @@
 """All tables and figures of the paper; those with the same setup share a module."""
 
-import difflib
-
+from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction.figures._black_box import FINAL_MODELS
@@ -20,6 +19,5 @@ def figure_named(name: str) -> Figure:
     figures = {figure.name: figure for figure in FIGURES}
     if name in figures:
         return figures[name]
-    near = difflib.get_close_matches(name, figures, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(figures)}."
-    raise InputError(f"Expected the name of a figure or table, got {name!r}: {hint}")
+    hint = _validate.suggestion(name, figures) or f" Choose from {', '.join(figures)}."
+    raise InputError(f"There is no figure or table {name!r}.{hint}")

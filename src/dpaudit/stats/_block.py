@@ -1,0 +1,398 @@
+"""What everybody reads of a result: one block of a headline and a few labeled rows, and all its details.
+
+A :class:`Block` is made from the plain values of :meth:`dpaudit.Result.to_dict`, which are also in files and
+in ``--json``. Python, terminal, pytest, notebooks and reports print it, so that all of them say the same.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from typing import Any
+
+from dpaudit import _validate
+from dpaudit._html import Html, banner, element, joined
+from dpaudit.diagnostics import Finding
+from dpaudit.stats._bound import GIVEN, ClaimPart, Power
+from dpaudit.stats._estimate import Estimate
+from dpaudit.stats.rootfinding import SMALLEST_ERROR
+
+_INDENT = 11  # columns of the labels
+_SHORTENED = ("finding", "cause", "note", "read", "claim", "needed")  # rows whose text may be cut
+
+
+@dataclass(frozen=True)
+class Block:
+    """A verdict as it is shown everywhere.
+
+    A repeated label continues the row above it. ``closing`` is a last sentence, or empty.
+    """
+
+    mark: str
+    title: str
+    numbers: str
+    rows: tuple[tuple[str, str], ...]
+    closing: str = ""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Block:
+        """Return the block of a result, given what its ``to_dict()`` returns.
+
+        Args:
+            document: The plain values of a result, also those of a file or of ``--json``. Its verdict is None
+                if nothing was claimed. If it has no ``refuted``, the verdict rests on the bound alone, and
+                tests have an error rate of their own.
+
+        Returns:
+            The block, whose ``str`` is what ``print(result)`` shows.
+
+        """
+        verdict, confidence = document["verdict"], document["bound"]["confidence"]
+        if document.get("refuted") is None:
+            document = {**document, "refuted": ["privacy"] if verdict == "VIOLATION" else []}
+        elif document.get("diagnosis") is not None:
+            confidence = round(confidence - (1 - document["diagnosis"]["confidence"]), 12)
+        kind = "privacy" if "privacy" in document["refuted"] else "mechanism"
+        no_proof = "Not a proof of privacy: a smaller leak could have gone unnoticed."
+        unclaimed = "" if document["claim"] else "State a claim to get a verdict."
+        mark, title, closing = {
+            None: ("\u25cb", "NO CLAIM TESTED", unclaimed),
+            "VIOLATION": ("\u25b2", f"VIOLATION ({kind})", ""),
+            "NO_VIOLATION": ("\u25cb", "NO VIOLATION FOUND", no_proof),
+            "UNDERPOWERED": ("?", "UNDERPOWERED", ""),
+        }[verdict]
+        rows = _unclaimed_rows if verdict is None else _rows
+        return cls(
+            mark=mark,
+            title=title,
+            numbers=_numbers(document),
+            rows=tuple((label, plain_text(text)) for label, text in rows(document, confidence)),
+            closing=closing,
+        )
+
+    def lines(self, *, width: int = 100, most: int = 8, characters: int = 700) -> list[tuple[str, str]]:
+        """Return the rows as physical lines of at most ``width`` columns; continued ones have no label.
+
+        Sentences on findings, causes and notes are shortened until all rows fit on ``most`` lines.
+        """
+        rows = [(label, text) for label, text in self.rows]
+        while True:
+            wrapped = [textwrap.wrap(text, width - _INDENT) or [""] for _, text in rows]
+            excess = sum(map(len, wrapped)) - most
+            total = sum(len(line) + _INDENT + 1 for lines in wrapped for line in lines) - characters
+            if excess <= 0 and total <= 0:
+                break
+            places = [place for place, (label, _) in enumerate(rows) if label in _SHORTENED]
+            if not any(len(wrapped[place]) > 1 or len(rows[place][1]) > 50 for place in places):
+                places = list(range(len(rows)))
+            longest = max(places, key=lambda place: len(rows[place][1]))
+            label, text = rows[longest]
+            if len(text) <= 24:
+                break  # more rows than lines, which no result has
+            size = (len(wrapped[longest]) - 1) * (width - _INDENT) if excess > 0 else len(text) - total
+            rows[longest] = label, _cut(text, max(min(size, len(text) - 1), 24))
+        previous, lines = "", list[tuple[str, str]]()
+        for (label, _), texts in zip(rows, wrapped, strict=True):
+            lines += [("" if index or label == previous else label, line) for index, line in enumerate(texts)]
+            previous = label
+        return lines
+
+    def html(self) -> Html:
+        """Return the block as a banner, in a color for a violation."""
+        tone = "violation" if self.title.startswith("VIOLATION") else "neutral"
+        title = joined([element("span", self.mark, aria_hidden="true"), f" {self.title}"])
+        return banner(title, self.numbers, self.rows, self.closing, tone=tone)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, more: str = "result.details()") -> str:
+        """Return the plain form, in which ``more`` says what shows all details."""
+        rows = [
+            ("more", f"{more}: {text}") if label == "basis" else (label, text) for label, text in self.rows
+        ]
+        closing = [f"  {self.closing}"] if self.closing else []
+        lines = Block(self.mark, self.title, self.numbers, tuple(rows)).lines(most=8 - len(closing))
+        return "\n".join(
+            [f"{self.title}: {self.numbers}", *(f"  {label:<7}  {text}" for label, text in lines), *closing]
+        )
+
+
+def _cut(text: str, size: int) -> str:
+    """Return the beginning of a text, in at most ``size`` characters."""
+    return text if len(text) <= size else f"{text[: size - 4].rstrip()} ..."
+
+
+def plain_text(text: str) -> str:
+    """Return the text in one line of ASCII."""
+    return " ".join(text.encode("ascii", "replace").decode().split())
+
+
+def _number(value: object) -> float:
+    """Return a number of the document; infinity is written "inf", and what is missing is NaN."""
+    return float(value) if isinstance(value, int | float | str) else math.nan
+
+
+def rounded(value: float, rounding: str = ROUND_HALF_EVEN, digits: int = 2) -> str:
+    """Return a number with this many decimals, or with two significant digits if it would be zero.
+
+    >>> rounded(5.809), rounded(5.809, ROUND_FLOOR), rounded(1269.0), rounded(0.0012)
+    ('5.81', '5.80', '1,269.00', '0.0012')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1e12:
+        return f"{value:.3g}"
+    exact = Decimal(repr(float(value)))
+    if rounding != ROUND_FLOOR and 0 < abs(exact) < Decimal(1).scaleb(-digits):
+        digits = 1 - exact.adjusted()
+    return f"{exact.quantize(Decimal(1).scaleb(-digits), rounding=rounding):,}"
+
+
+def _numbers(document: Mapping[str, Any]) -> str:
+    claim, bound = document["claim"], document["bound"]
+    if document["verdict"] is None:
+        return f"epsilon >= {rounded(_number(bound['epsilon']), ROUND_FLOOR)} at delta {bound['delta']:g}"
+    reached, claimed, symbol = _number(bound["epsilon"]), _number(claim["epsilon"]), "epsilon"
+    if document["verdict"] == "UNDERPOWERED":
+        target = "this claim" if math.isnan(claimed) else f"a claim of epsilon {rounded(claimed)}"
+        return f"{_size(document)} cannot test {target}"
+    note = ""
+    if math.isnan(reached) or math.isnan(claimed):  # the accountant gave up
+        reached, claimed = _number(bound["parameter"]), _number(claim["parameter"])
+        symbol, note = bound["symbol"], " (no epsilon)"
+    is_refuted = "privacy" in document["refuted"]
+    low, high = _distinguished(reached, claimed) if is_refuted else _both(reached, claimed, 2)
+    shown = f"{symbol} >= {low}" if math.isfinite(reached) else f"no finite {symbol}"
+    if is_refuted:
+        return f"{shown}, but {high} is claimed{note}"
+    if document["refuted"]:
+        return f"{shown}; the claimed {high} is for another mechanism"
+    return f"{shown} of {high} claimed{note}"
+
+
+def _both(reached: float, claimed: float, digits: int) -> tuple[str, str]:
+    return rounded(reached, ROUND_FLOOR, digits), rounded(claimed, digits=digits)
+
+
+def _distinguished(reached: float, claimed: float) -> tuple[str, str]:
+    """Return both numbers with as many decimals as show that the first is larger."""
+    for digits in range(2, 12):
+        low, high = _both(reached, claimed, digits)
+        if not claimed < reached < math.inf or float(low.replace(",", "")) > float(high.replace(",", "")):
+            return low, high
+    return _both(reached, claimed, 12)
+
+
+def _size(document: Mapping[str, Any]) -> str:
+    size = document.get("size") or {}
+    if size.get("num_steps"):
+        return f"{_count(size['num_steps'], 'step')} of {size['scores_per_step']:,} scores"
+    if "num_present" in size:
+        fewest = min(size["num_present"], size["num_absent"])
+        return f"{_count(fewest, 'score')} per side"
+    return "This audit"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _unclaimed_rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str, str]]:
+    yield from [] if document["claim"] is None else [("claim", document["claim"]["summary"])]
+    yield from (("note", _sentence(note)) for note in document["notes"])
+    yield "basis", ", ".join([*_basis(document, confidence, 0, 0, ""), document["bound"]["label"]])
+
+
+def _rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str, str]]:
+    claim, diagnosis = document["claim"], document.get("diagnosis") or {}
+    description = claim.get("description")
+    yield "claim", f"{description}; delta = {claim['delta']:g}" if description else claim["summary"]
+    if text := _read(claim.get("parts", ())):
+        yield "read", text
+    findings, causes = diagnosis.get("findings", []), document.get("likely_causes", [])[:1]
+    notes = [*_notes(document), *document.get("specific", []), *diagnosis.get("notes", [])]
+    strength, needed, power = _strength(document), document.get("needed"), list(_power(document))
+    others = [text, *causes, needed, ":" in strength, document["verdict"] == "NO_VIOLATION"]
+    room = 6 - len(power) - sum(map(bool, others)) - (len(power) > 1)  # besides claim and basis
+    num_findings = min(len(findings), 2, max(room - bool(notes), 1))
+    num_notes = max(min(len(notes), 2, room - num_findings), 0)
+    for finding in findings[:num_findings]:
+        yield "finding", f"{finding['name']}: {_sentence(finding['sentence'])}"
+    for cause in causes:
+        yield "cause", _sentence(cause)
+    if ":" in strength:
+        yield "strength", strength
+    for note in notes[:num_notes]:
+        yield "note", _sentence(note)
+    yield from power
+    if needed:
+        yield "needed", needed["sentence"]
+    hidden = len(findings) - num_findings, len(notes) - num_notes
+    yield "basis", ", ".join(_basis(document, confidence, *hidden, strength))
+
+
+def _notes(document: Mapping[str, Any]) -> list[str]:
+    condition = document.get("condition")
+    holds = [f"this holds if {condition}"] if condition and "privacy" in document["refuted"] else []
+    return [*holds, *document.get("notes", [])]
+
+
+def _sentence(text: str) -> str:
+    """Return the text with a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
+def _read(parts: Sequence[Mapping[str, Any]]) -> str:
+    names = {"num_steps": "steps"}
+    origins = {"the number of recorded steps": "as recorded"}
+    texts = [
+        f"{names.get(part['name'], part['name'].replace('_', ' '))} "
+        f"({origins.get(part['origin'], part['origin'])})"
+        for part in parts
+        if part["source"] != "given"
+    ]
+    own = "your own to test it" if len(texts) == 1 else "your own to test them"
+    return f"{', '.join(texts)}: pass {own}" if texts else ""
+
+
+def _strength(document: Mapping[str, Any]) -> str:
+    """Return the p-value of a violation: with its meaning if it is weak, empty if there is none."""
+    p_value = _number(document.get("p_value"))
+    if not document["refuted"] or math.isnan(p_value) or p_value == 0:
+        return ""
+    if p_value <= SMALLEST_ERROR:
+        return f"p < {SMALLEST_ERROR:g}"
+    if p_value <= 1e-3:  # above, it is weak evidence
+        return f"p = {p_value:.1g}"
+    number = f"one of {math.floor(1 / p_value):,} correct runs may do so"
+    return f"p = {p_value:.2g}: {number}; repeat with a fresh seed"
+
+
+def _power(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    only = "would detect only" if document["verdict"] == "UNDERPOWERED" else "detects"
+    power, attack = document.get("power"), document.get("attack_power")
+    if power is not None:
+        subject = "an ideal attack " if power.get("is_ideal") else ""
+        yield "power", f"{subject}{detected(power, only)}"
+    if attack is not None:
+        signal = f"about {100 * attack['efficiency']:.0f} % of the ideal signal"
+        yield "power", f"this attack, with {signal}, {detected(attack, only)}"
+
+
+def detected(power: Mapping[str, Any], verb: str = "detects") -> str:
+    """Return which leaks an audit detects, given the plain values of a power.
+
+    >>> detected({"probability": 0.8, "epsilon": 6.037, "parameter": 1.02, "noise_factor": 0.981})
+    'detects noise below 98 % of the claim (epsilon 6.04), 80 % of the time'
+    """
+    epsilon, parameter = _number(power["epsilon"]), _number(power["parameter"])
+    if math.isinf(parameter):
+        return f"{verb.split(maxsplit=1)[0]} {'detect ' if ' ' in verb else ''}no leak, however large"
+    often, least = f"{_validate.percent(power['probability'])} of the time", rounded(epsilon, ROUND_CEILING)
+    if power.get("noise_factor") is not None:
+        share = rounded(100 * power["noise_factor"], ROUND_FLOOR, 0 if power["noise_factor"] >= 0.01 else 4)
+        leak = f" (epsilon {least})" if math.isfinite(epsilon) else ""
+        return f"{verb} noise below {share} % of the claim{leak}, {often}"
+    mechanism = f"{power['mechanism']} of " if power.get("mechanism") else ""
+    if not math.isfinite(epsilon):
+        return f"{verb} a parameter above {rounded(parameter, ROUND_CEILING)}, {often}"
+    return f"{verb} {mechanism}epsilon above {least}, {often}"
+
+
+def _basis(
+    document: Mapping[str, Any], confidence: float, findings: int, notes: int, strength: str
+) -> Iterator[str]:
+    """Yield what the verdict rests on, and how much of it the block does not show."""
+    diagnosis, bound = document.get("diagnosis") or {}, document["bound"]
+    if findings > 0:
+        yield _count(findings, "more finding")
+    certainty = {"credible": "credibility", "heuristic": "by a heuristic"}.get(bound["kind"], "confidence")
+    yield f"{_validate.percent(confidence)} {certainty}"
+    if strength and ":" not in strength:
+        yield strength
+    if tests := diagnosis.get("tests"):
+        yield _count(len(tests), "test")
+    assumptions = len(bound["assumptions"]) + len(diagnosis.get("assumptions", ()))
+    yield _count(assumptions, "assumption")
+    if gaps := document.get("not_covered"):
+        yield f"{len(gaps)} not covered"
+    if notes > 0:
+        yield _count(notes, "more note")
+
+
+def details(
+    document: Mapping[str, Any], power: Power | None, attack_power: Power | None, estimate: Estimate | None
+) -> list[tuple[str, str]]:
+    """Return all facts of a result but its verdict, labeled, given its plain values and those restored."""
+    claim, bound, diagnosis = document["claim"], document["bound"], document.get("diagnosis")
+    claim_parts = [ClaimPart.from_dict(values) for values in (claim or {}).get("parts", ())]
+    lines = summary(
+        None if claim is None else claim["summary"],
+        bound["statement"],
+        bound["label"],
+        power,
+        parts=claim_parts,
+        attack_power=attack_power,
+        p_value=document["p_value"] if document.get("refuted") else None,
+    )
+    lines += [] if estimate is None else estimate.lines(brief=False)
+    tests = diagnosis or {"findings": (), "assumptions": (), "notes": ()}
+    if diagnosis is not None:
+        shares = bound["confidence"], diagnosis["confidence"]
+        lines.append(("errors", errors_line(*shares, len(diagnosis["tests"]))))
+    lists = {
+        "finding": [str(_finding(row)) for row in tests["findings"]],
+        "possible cause": document.get("likely_causes", ()),
+        "assumes": [*bound["assumptions"], *tests["assumptions"]],
+        "not covered": document.get("not_covered", ()),
+        "note": [*document["notes"], *tests["notes"]],
+    }
+    return [*lines, *((label, text) for label, texts in lists.items() for text in texts)]
+
+
+def _finding(row: Mapping[str, Any]) -> Finding:
+    return Finding(**{**row, "estimate": math.nan if row["estimate"] is None else row["estimate"]})
+
+
+def summary(
+    claim: str | None,
+    statement: str,
+    method: str,
+    power: Power | None,
+    *,
+    parts: Collection[ClaimPart] = (),
+    attack_power: Power | None = None,
+    p_value: float | None = None,
+) -> list[tuple[str, str]]:
+    """Return the labeled lines that every form of a result shows: claim, bound, method and power.
+
+    Where the ``parts`` of the claim come from is shown unless all of them were given. The ``p_value`` is that
+    of a violation.
+    """
+    lines = [] if claim is None else [("claim", claim)]
+    if any(number.source != GIVEN for number in parts):
+        lines.append(("claimed", ", ".join(map(str, parts))))
+    lines += [("bound", statement), ("method", method)]
+    lines += [] if p_value is None else [("p-value", p_value_line(p_value))]
+    powers = (("power", power), ("this attack", attack_power))
+    return [*lines, *((label, str(stated)) for label, stated in powers if stated is not None)]
+
+
+def errors_line(bound: float, tests: float, num_tests: int) -> str:
+    """Return how bound and tests, with these confidences, share the rate of correct runs that are flagged."""
+    shares = 1 - bound, 1 - tests
+    bound_share, tests_share, total = (f"{100 * share:.4g} %" for share in (*shares, sum(shares)))
+    noun = "test" if num_tests == 1 else "tests"
+    return f"{total} in total: {bound_share} for the bound, {tests_share} for {num_tests} {noun}"
+
+
+def p_value_line(p_value: float) -> str:
+    """Return the p-value of a violation and what it means."""
+    if p_value == 0:
+        return "0: a finding that no correct run has"
+    shown = f"below {SMALLEST_ERROR:g}" if p_value <= SMALLEST_ERROR else f"{p_value:.2g}"
+    return f"{shown}, the smallest error rate at which the claim is refuted"
