@@ -150,13 +150,13 @@ def test_scores_are_right_for_every_canary(canary):
 def test_a_microbatch_of_several_examples_is_clipped_as_one_and_said_not_to_be_covered(name):
     made = same_weights(name, num_microbatches=5)
     scores_are_normal(made.recorder)
-    assert "up to twice the clipping norm" in made.recorder.not_covered[1]
+    assert any("up to twice the clipping norm" in text for text in made.recorder.not_covered)
 
 
 def test_the_last_batch_may_be_smaller():
     made = same_weights(how_options={"num_examples": 37}, num_steps=40)
     scores_are_normal(made.recorder)
-    assert len(made.recorder.not_covered) == 1  # how batches are drawn
+    assert not made.recorder.not_covered
 
 
 def test_steps_that_add_up_to_one_update_are_one_step():
@@ -240,7 +240,7 @@ def test_a_graph_that_was_made_before_is_refused():
     model, optimizer = private()
     fit(model, optimizer, 3)
     with (
-        pytest.raises(dpaudit.InputError, match=r"all 4 updates, got 0: .* Call model\.compile"),
+        pytest.raises(dpaudit.InputError, match=r"0 of 4 updates were observed: .* Call model\.compile"),
         observe(optimizer),
     ):
         go_on(model, 4)
@@ -248,7 +248,7 @@ def test_a_graph_that_was_made_before_is_refused():
 
 def test_an_optimizer_that_is_not_private_is_refused():
     for kind in (tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD):
-        with pytest.raises(dpaudit.InputError, match="got a SGD, which is not private"), observe(kind()):
+        with pytest.raises(dpaudit.InputError, match="A SGD is not private"), observe(kind()):
             pass
 
 
@@ -262,7 +262,7 @@ def test_a_private_optimizer_that_is_not_dp_sgd_is_refused():
     ):
         pass
     sparse = dp_optimizer_keras_sparse.DPSparseKerasSGDOptimizer(**options)
-    with pytest.raises(dpaudit.InputError, match="private SGD, which adds its noise during"), observe(sparse):
+    with pytest.raises(dpaudit.InputError, match="private SGD adds its noise during"), observe(sparse):
         pass
 
 
