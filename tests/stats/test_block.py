@@ -60,19 +60,31 @@ SENTENCES = st.text(min_size=1, max_size=400)
 @given(
     findings=st.lists(SENTENCES, max_size=6),
     causes=st.lists(SENTENCES, max_size=3),
+    to_check=st.lists(SENTENCES, max_size=3),
     notes=st.lists(SENTENCES, max_size=4),
     p_value=st.sampled_from([0.0, 1e-13, 1e-5, 0.03]),
     epsilon=st.one_of(st.floats(0, 1e300), st.just(math.nan), st.just("inf")),
     name=st.sampled_from(sorted(RESULTS)),
 )
 def test_any_sentences_fit(
-    *, findings: list[str], causes: list[str], notes: list[str], p_value: float, epsilon: Any, name: str
+    *,
+    findings: list[str],
+    causes: list[str],
+    to_check: list[str],
+    notes: list[str],
+    p_value: float,
+    epsilon: Any,
+    name: str,
 ) -> None:
     document = copy.deepcopy(RESULTS[name].to_dict())
-    listed = [{"name": "noise-variance", "sentence": sentence} for sentence in findings]
+    listed, facts = (
+        [{"name": "noise-variance", "sentence": sentence} for sentence in sentences]
+        for sentences in (findings, to_check)
+    )
+    document["diagnosis"] = {"findings": [], "to_check": facts, "confidence": 0.99, "tests": [1] * 30}
     if findings and document["verdict"] != "UNDERPOWERED":
         document |= {"verdict": "VIOLATION", "refuted": [*document["refuted"], "mechanism"]}
-        document["diagnosis"] = {"findings": listed, "confidence": 0.99, "notes": notes, "tests": [1] * 30}
+        document["diagnosis"] |= {"findings": listed, "notes": notes}
         document["likely_causes"] = causes
     document |= {"notes": notes, "p_value": p_value}
     document["claim"]["epsilon"] = epsilon

@@ -28,6 +28,9 @@ training run rarely fails, or a fact that no correct run has. The findings of on
 This page lists every finding that dpaudit can have. It is made from the declarations in the code, which are
 also available as `dpaudit.diagnostics.finding_kinds()`. A finding that follows from another one is still
 reported, but its question is not asked.
+
+A finding that is *to check* may be innocent, such as weights that you decay by hand. It never makes a
+violation. Its section names the call that decides it.
 """
 
 
@@ -47,6 +50,8 @@ def _section(kind: FindingKind) -> Iterator[str]:
     yield f"Tests {kind.tests}. {kind.matters}\n"
     if kind.question:
         yield f"Ask: {kind.question}\n"
+    if kind.verdict:
+        yield f"{kind.verdict}\n"
     causes = [f"`{name}`" for name in sorted(_names(kind.follows | kind.may_follow) - {kind.name})]
     if causes:
         yield f"May follow from {', '.join(causes)}.\n"

@@ -179,6 +179,7 @@ def _explained(kind: FindingKind) -> dict[str, Any]:
         "matters": kind.matters,
         "cause": f"{kind.question[:1].upper()}{kind.question[1:]}",
         "advice": kind.advice,
+        "verdict": kind.verdict,
         "may_follow_from": sorted(
             other.name for other in finding_kinds().values() if other.is_among(sources) and other != kind
         ),
@@ -199,6 +200,7 @@ def _rows(explained: dict[str, Any]) -> list[tuple[str, str]]:
         ("why", explained["matters"]),
         ("cause", explained["cause"]),
         ("to do", explained["advice"]),
+        ("verdict", explained["verdict"]),
         ("related", ", ".join(explained["may_follow_from"])),
         *(("zoo" if index == 0 else "", text) for index, text in enumerate((*faults[:3], *rest))),
     ]

@@ -56,8 +56,9 @@ def print_block(console: Console, values: _Values, shown: Shown) -> None:
     if block.closing:
         console.print(f"  {block.closing}")
     if not shown.verbose:
-        findings = (values.get("diagnosis") or {"findings": ()})["findings"]
-        names = [f"dpaudit explain {finding['name']}   |   " for finding in findings[:1]]
+        diagnosis = values.get("diagnosis") or {"findings": ()}
+        named = [*diagnosis["findings"], *diagnosis.get("to_check", ())][:1]
+        names = [f"dpaudit explain {finding['name']}   |   " for finding in named]
         console.print(f"\n  {''.join(names)}--verbose for all details", style="dim")
 
 

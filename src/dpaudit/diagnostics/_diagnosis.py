@@ -45,6 +45,8 @@ class Diagnosis:
     confidence: float
     checks: tuple[Check, ...]
     findings: tuple[Finding, ...]
+    to_check: tuple[Finding, ...] = ()
+    """Facts that a correct training run may have; no verdict rests on them."""
     notes: tuple[str, ...] = ()
     noise: Amount | None = None
     """The amount of noise; None if no noise was observed."""
@@ -80,7 +82,7 @@ class Diagnosis:
             confidence=self.confidence,
             certain=[*certain, *(finding for other in others for finding in other.certain)],
             noise=next((other.noise for other in others if other.noise is not None), self.noise),
-            **{name: collect(name) for name in ("notes", "not_covered", "assumptions")},
+            **{name: collect(name) for name in ("to_check", "notes", "not_covered", "assumptions")},
         )
 
     def likely_causes(self, **clues: Any) -> tuple[str, ...]:
@@ -109,6 +111,7 @@ class Diagnosis:
         if len(self.findings) > 1:
             lines.append("  The first finding is the most certain; the others may follow from it.")
         lines += [f"  possible cause: {cause}" for cause in self.likely_causes()]
+        lines += [f"  to check: {finding}" for finding in self.to_check]
         lines += [f"  assumes: {text}" for text in self.assumptions]
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
@@ -130,13 +133,14 @@ class Diagnosis:
             estimate = math.nan if row.get("estimate") is None else float(row["estimate"])
             return {"name": str(row["name"]), "p_value": float(row["p_value"]), "estimate": estimate}
 
+        def finding(row: Mapping[str, Any]) -> Finding:
+            return Finding(adjusted=float(row["adjusted"]), sentence=str(row["sentence"]), **tested(row))
+
         return cls(
             confidence=float(values["confidence"]),
             checks=tuple(Check(sentence="", **tested(row)) for row in values["tests"]),
-            findings=tuple(
-                Finding(adjusted=float(row["adjusted"]), sentence=str(row["sentence"]), **tested(row))
-                for row in values["findings"]
-            ),
+            findings=tuple(map(finding, values["findings"])),
+            to_check=tuple(map(finding, values.get("to_check", ()))),
             notes=tuple(map(str, values.get("notes", ()))),
             assumptions=tuple(map(str, values.get("assumptions", ()))),
         )
@@ -146,9 +150,8 @@ class Diagnosis:
         noise = self.noise
         return {
             "confidence": self.confidence,
-            "findings": [
-                {**vars(finding), "estimate": _finite(finding.estimate)} for finding in self.findings
-            ],
+            "findings": list(map(_plain, self.findings)),
+            "to_check": list(map(_plain, self.to_check)),
             "tests": [
                 {"name": check.name, "p_value": check.p_value, "estimate": _finite(check.estimate)}
                 for check in self.checks
@@ -159,6 +162,10 @@ class Diagnosis:
             "likely_causes": list(self.likely_causes()),
             "noise": None if noise is None else dict(vars(noise)),
         }
+
+
+def _plain(finding: Finding) -> dict[str, Any]:
+    return {**vars(finding), "estimate": _finite(finding.estimate)}
 
 
 def _finite(estimate: float) -> float | None:

@@ -1,7 +1,8 @@
 """Findings that other packages produce: facts about a replayed step or about settings.
 
 They need no statistics, so their tests live with the library that they read. Each has what is tested, why it
-matters, and a question to the developer.
+matters, and a question to the developer. A fourth text makes it *to check*: the call that decides a fact
+which a correct training run may have.
 """
 
 # The same step is run on a batch and on a neighbor of it, with the same random numbers.

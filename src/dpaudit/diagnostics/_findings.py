@@ -36,6 +36,8 @@ class FindingKind:
     """Why it matters."""
     question: str = ""
     """The likely cause, as a question to the developer; empty if it depends on the amount of noise."""
+    decided_by: str = ""
+    """The call that decides a fact that a correct run may have, which is then *to check*."""
     rank: float = 1000.0
     """The place among findings of equal certainty: causes come before their consequences."""
     groups: frozenset[str] = frozenset()
@@ -53,17 +55,26 @@ class FindingKind:
         """What to do, in one sentence."""
         return _ADVICE[self.topic]
 
+    @property
+    def verdict(self) -> str:
+        """What it means for the verdict if it is to check, in one sentence; empty for all others."""
+        if not self.decided_by:
+            return ""
+        return f"To check: a correct run may have it, so it is no violation; {self.decided_by} decides."
+
     def is_among(self, names: Iterable[str]) -> bool:
         """Return whether one of these names or groups is its own."""
         return any(name == self.name or name in self.groups for name in names)
 
 
-def _declared(
-    topic: Topic, name: str, tests: str, matters: str, question: str = "", **names: str
-) -> FindingKind:
-    """Return a finding; ``names`` are its groups, and names or groups of other findings."""
+def _declared(topic: Topic, name: str, *texts: str, **names: str) -> FindingKind:
+    """Return a finding: what it tests, why it matters, its question, and what decides it if it is to check.
+
+    ``names`` are its groups, and names or groups of other findings.
+    """
+    sentences: dict[str, Any] = dict(zip(("tests", "matters", "question", "decided_by"), texts, strict=False))
     words: dict[str, Any] = {field: frozenset(text.split()) for field, text in names.items()}
-    return FindingKind(name=name, topic=topic, tests=tests, matters=matters, question=question, **words)
+    return FindingKind(name=name, topic=topic, **sentences, **words)
 
 
 _noise, _clipping, _batches = (partial(_declared, topic) for topic in ("noise", "clipping", "batches"))

@@ -96,6 +96,8 @@ class CheckResults:
     checks: tuple[Check, ...] = ()
     certain: tuple[Finding, ...] = ()
     """Findings that need no statistics; see :meth:`Finding.certain`."""
+    to_check: tuple[Finding, ...] = ()
+    """Facts that a correct training run may have: shown with what decides them, and never a violation."""
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
     """Sentences that name what could not be checked, and why."""

@@ -34,8 +34,8 @@ from dpaudit.pytest_plugin._suite import (
     note_error,
 )
 from dpaudit.recording import MissingCanaryError, Recorder, SupportsDiagnose, claimed_noise
-from dpaudit.stats import Result, Verdict
-from dpaudit.stats._block import Block
+from dpaudit.stats import Block, Result, Verdict
+from dpaudit.stats._block import to_check_text
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -186,6 +186,10 @@ class DpAudit:
             rows += [("cause", cause) for cause in joint_causes(diagnosis, {})]
             numbers = "the training run does not match its claim"
             self._fail(Block("▲", "VIOLATION (mechanism)", numbers, tuple(rows)), str(diagnosis))
+        if diagnosis.to_check and self._session.is_strict:
+            rows = [("to check", to_check_text(vars(fact))) for fact in diagnosis.to_check]
+            numbers = "no finding, but --dp-audit-strict asks for a decision"
+            self._fail(Block("\u25cb", "TO CHECK", numbers, tuple(rows)), str(diagnosis))
         return diagnosis
 
     def _begin(self, confidence: float | None) -> AuditCall:
@@ -211,7 +215,7 @@ class DpAudit:
     def _conclude(self, result: Result) -> AuditOutcome:
         __tracebackhide__ = True
         note(self._node, self._call.number, result, result.diagnosis)
-        if result.is_violation:
+        if result.is_violation or (result.to_check and self._session.is_strict):
             self._fail(result.block, result.details())
         if result.verdict is Verdict.UNDERPOWERED:
             text = f"{result.verdict.value} Power: {result.power}. Use more steps or canaries."
@@ -236,7 +240,8 @@ class DpAudit:
             lines.insert(1, f"  call     {self._call.number} of the test")
         if self._node.config.get_verbosity() > 0:
             lines += ["", details]
-        names = [text.partition(":")[0] for label, text in block.rows if label in {"finding", "reason"}]
+        named = [text for label, text in block.rows if label in {"finding", "reason", "to check"}]
+        names = [text.partition(":")[0].partition(" (")[0] for text in named]
         fail("\n".join(lines), ": ".join([*names[:1], block.numbers]))
 
 

@@ -28,7 +28,16 @@ BUDGETS = {"quick": 100, "full": 500}  # steps, unless a test sets them
 DEFAULT_BUDGET, CONFIDENCE = "full", 0.95
 _FIXTURE = "dp_audit"
 _SEED = "seed"
-_COLUMNS = ("verdict", "epsilon", "claimed_epsilon", "sees_noise", "confidence", "findings", "numbers")
+_COLUMNS = (
+    "verdict",
+    "epsilon",
+    "claimed_epsilon",
+    "sees_noise",
+    "confidence",
+    "findings",
+    "to_check",
+    "numbers",
+)
 _WORDS = {  # of a verdict in the summary, the worst first
     "VIOLATION": "VIOLATION",
     "ERROR": "no verdict",
@@ -62,6 +71,7 @@ class SuiteAudits:
     seed: int
     budget: str
     confidence: float
+    is_strict: bool = False  # whether a fact to check fails its test
     root: Path | None = None  # the directory that node ids are relative to
     invocation_dir: Path | None = None
     num_tests: int = 0
@@ -77,6 +87,7 @@ class SuiteAudits:
             seed=secrets.randbits(32) if seed is None else seed,
             budget=config.getoption("--dp-audit-budget"),
             confidence=config.getoption("--dp-audit-confidence"),
+            is_strict=config.getoption("--dp-audit-strict"),
             root=config.rootpath,
             invocation_dir=config.invocation_params.dir,
         )
@@ -130,6 +141,8 @@ class SuiteAudits:
         test_confidence = 1 - (1 - self.confidence) / max(self.num_tests, 1)
         if test_confidence != CONFIDENCE:
             words.append(f"--dp-audit-confidence {test_confidence:.12g}")
+        if self.is_strict:
+            words.append("--dp-audit-strict")
         return " ".join(words)
 
 
@@ -137,7 +150,7 @@ SESSION: pytest.StashKey[SuiteAudits] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the three options of the plugin."""
+    """Add the four options of the plugin."""
     group = parser.getgroup("dpaudit", "audits of differential privacy")
     group.addoption(
         "--dp-audit-seed",
@@ -158,6 +171,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="P",
         default=CONFIDENCE,
         help="joint confidence of all audits of the session (default: 0.95)",
+    )
+    group.addoption(
+        "--dp-audit-strict",
+        action="store_true",
+        help="also fail a test whose audit has something to check, which a correct run may have",
     )
 
 
@@ -192,12 +210,13 @@ def note_seed(node: pytest.Item, seed: int) -> None:
 
 def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagnosis | None) -> None:
     """Record an audit as properties of its test."""
-    findings = "not run"
+    findings, to_check = "not run", ""
     if diagnosis is not None:
         findings = ", ".join(finding.name for finding in diagnosis.findings) or "none"
+        to_check = ", ".join(finding.name for finding in diagnosis.to_check)
     if result is None:
         verdict = "VIOLATION" if diagnosis is not None and diagnosis.findings else ""
-        _record(node, number, (verdict, "", "", "", "", findings, ""))
+        _record(node, number, (verdict, "", "", "", "", findings, to_check, ""))
         return
     from decimal import ROUND_FLOOR  # noqa: PLC0415
 
@@ -211,6 +230,7 @@ def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagn
         "" if factor is None else f"{factor:.3g}" if factor > 0 else "none",
         f"{result.bound.confidence:.6g}",
         findings,
+        to_check,
         f"epsilon >= {rounded(result.bound.epsilon, ROUND_FLOOR)} of {rounded(result.claim.epsilon)}",
     )
     _record(node, number, values)
@@ -218,7 +238,7 @@ def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagn
 
 def note_error(node: pytest.Item, number: int) -> None:
     """Record an audit without a verdict."""
-    _record(node, number, (_ERROR, "", "", "", "", "not run", ""))
+    _record(node, number, (_ERROR, "", "", "", "", "not run", "", ""))
 
 
 def mark_incomplete(error: BaseException) -> None:
@@ -303,13 +323,20 @@ class Summary:
             name = nodeid.rpartition("::")[2]
             name = nodeid if names[name] > 1 else name
             call = "" if number == "1" else f" (call {number})"
-            noise, findings = row["sees_noise"], row["findings"]
-            if findings in {"none", "not run"}:
-                findings = f"detects noise < {100 * float(noise):.0f} %" if noise not in {"", "none"} else ""
-                findings = "detects nothing" if noise == "none" else findings
-            rows.append((order.index(row["verdict"]), f"{name}{call}", row["numbers"], findings))
+            rows.append((order.index(row["verdict"]), f"{name}{call}", row["numbers"], _detail(row)))
         rows.sort(key=lambda row: row[0])
         return [(_WORDS[order[rank]], name, numbers, text) for rank, name, numbers, text in rows]
+
+
+def _detail(row: dict[str, str]) -> str:
+    """Return the findings of an audit; without any, what is to check, or what the audit detects."""
+    if row["findings"] not in {"none", "not run"}:
+        return row["findings"]
+    if row["to_check"]:
+        return f"to check: {row['to_check']}"
+    if row["sees_noise"] in {"", "none"}:
+        return "detects nothing" if row["sees_noise"] else ""
+    return f"detects noise < {100 * float(row['sees_noise']):.0f} %"
 
 
 def annotation(report: pytest.TestReport, root: Path | None) -> str:

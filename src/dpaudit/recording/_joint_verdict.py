@@ -193,14 +193,16 @@ class RunTests:
         )
 
     def _certain(self, claim: Claim | None, confidence: float) -> Diagnosis | None:
-        """Return findings that need no statistics and hold whenever the run ended; None if there are none."""
+        """Return facts, which need no statistics and hold whenever the run ended; None if there are none."""
         noise_multiplier = claimed_noise(claim)
         if noise_multiplier is None:
             return None
         claimed = self._claimed(noise_multiplier, confidence, claim)
         others = [check for check in self.checks if not is_test_of_noise(check)]
-        findings = [finding for check in others for finding in check.results(claimed).certain]
-        return Diagnosis.of((), confidence=confidence, certain=findings) if findings else None
+        results = [check.results(claimed) for check in others]
+        facts = [CheckResults(certain=result.certain, to_check=result.to_check) for result in results]
+        diagnosis = Diagnosis.of((), confidence=confidence).joined(*facts)
+        return diagnosis if diagnosis.findings or diagnosis.to_check else None
 
     def join(
         self,
@@ -283,7 +285,11 @@ class RunTests:
             return diagnosis
         names = {check.name for check in diagnosis.checks}  # the same data may be passed twice
         new = tuple(check for check in added.checks if check.name not in names)
-        return diagnosis.joined(CheckResults(checks=new, notes=added.notes, not_covered=added.not_covered))
+        return diagnosis.joined(
+            CheckResults(
+                checks=new, to_check=added.to_check, notes=added.notes, not_covered=added.not_covered
+            )
+        )
 
 
 def remaining_level(bound: float, joint: float) -> float | None:

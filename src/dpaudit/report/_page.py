@@ -16,9 +16,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR
 
 import dpaudit
 from dpaudit._html import Html, asset, definitions, element, joined
-from dpaudit.diagnostics import Diagnosis
+from dpaudit.diagnostics import Diagnosis, finding_kinds
 from dpaudit.diagnostics._diagnosis import findings_sentence
-from dpaudit.diagnostics._findings import FINDINGS
 from dpaudit.report._plots import (
     comparison_plot,
     methods_plot,
@@ -269,12 +268,13 @@ def _folded_parts(run: Run, shared: frozenset[str]) -> Iterator[Html | None]:
 
 
 def _findings(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield all findings with what they test and why it matters, then all possible causes."""
-    for finding in () if run.diagnosis is None else run.diagnosis.findings:
+    """Yield all findings with what they test and why it matters, what is to check, and possible causes."""
+    diagnosis = run.diagnosis or Diagnosis.of((), confidence=run.bound.confidence)
+    for finding in (*diagnosis.findings, *diagnosis.to_check):
         yield finding.name, finding.sentence
-        if finding.name in FINDINGS:
-            kind = FINDINGS[finding.name]
+        if (kind := finding_kinds().get(finding.name)) is not None:
             yield finding.name, f"Tests {kind.tests}. {kind.matters} See {kind.name} on the page Findings."
+            yield from [(finding.name, kind.verdict)] if kind.verdict else []
     for cause in run.likely_causes:
         yield "possible cause", cause
 

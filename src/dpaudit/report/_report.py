@@ -270,7 +270,8 @@ def _diagnosis(run: Run) -> list[str]:
     if run.diagnosis is None:
         return []
     findings = [f"{finding.name}: {finding.sentence}" for finding in run.diagnosis.findings]
-    return [*diagnosis_sentences(run, run.diagnosis), *findings, *run.diagnosis.notes]
+    to_check = [f"to check: {fact.name}: {fact.sentence}" for fact in run.diagnosis.to_check]
+    return [*diagnosis_sentences(run, run.diagnosis), *findings, *to_check, *run.diagnosis.notes]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -9,19 +9,18 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from typing import Any
 
 from dpaudit import _validate
 from dpaudit._html import Html, banner, element, joined
-from dpaudit.diagnostics import Finding
+from dpaudit.diagnostics import Finding, finding_kinds
 from dpaudit.stats._bound import GIVEN, ClaimPart, Power
 from dpaudit.stats._estimate import Estimate
 from dpaudit.stats.rootfinding import SMALLEST_ERROR
 
-_INDENT = 11  # columns of the labels
-_SHORTENED = ("finding", "cause", "note", "read", "claim", "needed")  # rows whose text may be cut
+_SHORTENED = ("finding", "cause", "to check", "note", "read", "claim", "needed")  # rows whose text may be cut
 
 
 @dataclass(frozen=True)
@@ -78,11 +77,11 @@ class Block:
 
         Sentences on findings, causes and notes are shortened until all rows fit on ``most`` lines.
         """
-        rows = [(label, text) for label, text in self.rows]
+        rows, indent = [(label, text) for label, text in self.rows], 4 + self._label_width
         while True:
-            wrapped = [textwrap.wrap(text, width - _INDENT) or [""] for _, text in rows]
+            wrapped = [textwrap.wrap(text, width - indent) or [""] for _, text in rows]
             excess = sum(map(len, wrapped)) - most
-            total = sum(len(line) + _INDENT + 1 for lines in wrapped for line in lines) - characters
+            total = sum(len(line) + indent + 1 for lines in wrapped for line in lines) - characters
             if excess <= 0 and total <= 0:
                 break
             places = [place for place, (label, _) in enumerate(rows) if label in _SHORTENED]
@@ -92,13 +91,17 @@ class Block:
             label, text = rows[longest]
             if len(text) <= 24:
                 break  # more rows than lines, which no result has
-            size = (len(wrapped[longest]) - 1) * (width - _INDENT) if excess > 0 else len(text) - total
+            size = (len(wrapped[longest]) - 1) * (width - indent) if excess > 0 else len(text) - total
             rows[longest] = label, _cut(text, max(min(size, len(text) - 1), 24))
         previous, lines = "", list[tuple[str, str]]()
         for (label, _), texts in zip(rows, wrapped, strict=True):
             lines += [("" if index or label == previous else label, line) for index, line in enumerate(texts)]
             previous = label
         return lines
+
+    @property
+    def _label_width(self) -> int:
+        return max([7, *(len(label) for label, _ in self.rows)])
 
     def html(self) -> Html:
         """Return the block as a banner, in a color for a violation."""
@@ -115,10 +118,9 @@ class Block:
             ("more", f"{more}: {text}") if label == "basis" else (label, text) for label, text in self.rows
         ]
         closing = [f"  {self.closing}"] if self.closing else []
-        lines = Block(self.mark, self.title, self.numbers, tuple(rows)).lines(most=8 - len(closing))
-        return "\n".join(
-            [f"{self.title}: {self.numbers}", *(f"  {label:<7}  {text}" for label, text in lines), *closing]
-        )
+        lines, width = replace(self, rows=tuple(rows)).lines(most=8 - len(closing)), self._label_width
+        shown = [f"  {label:<{width}}  {text}" for label, text in lines]
+        return "\n".join([f"{self.title}: {self.numbers}", *shown, *closing])
 
 
 def _cut(text: str, size: int) -> str:
@@ -204,7 +206,7 @@ def _count(number: int, noun: str) -> str:
 def _unclaimed_rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str, str]]:
     yield from [] if document["claim"] is None else [("claim", document["claim"]["summary"])]
     yield from (("note", _sentence(note)) for note in document["notes"])
-    yield "basis", ", ".join([*_basis(document, confidence, 0, 0, ""), document["bound"]["label"]])
+    yield "basis", ", ".join([*_basis(document, confidence, (0, 0, 0), ""), document["bound"]["label"]])
 
 
 def _rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str, str]]:
@@ -214,9 +216,10 @@ def _rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str,
     if text := _read(claim.get("parts", ())):
         yield "read", text
     findings, causes = diagnosis.get("findings", []), document.get("likely_causes", [])[:1]
+    to_check = diagnosis.get("to_check", [])
     notes = [*_notes(document), *document.get("specific", []), *diagnosis.get("notes", [])]
     strength, needed, power = _strength(document), document.get("needed"), list(_power(document))
-    others = [text, *causes, needed, ":" in strength, document["verdict"] == "NO_VIOLATION"]
+    others = [text, *causes, *to_check[:1], needed, ":" in strength, document["verdict"] == "NO_VIOLATION"]
     room = 6 - len(power) - sum(map(bool, others)) - (len(power) > 1)  # besides claim and basis
     num_findings = min(len(findings), 2, max(room - bool(notes), 1))
     num_notes = max(min(len(notes), 2, room - num_findings), 0)
@@ -224,6 +227,8 @@ def _rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str,
         yield "finding", f"{finding['name']}: {_sentence(finding['sentence'])}"
     for cause in causes:
         yield "cause", _sentence(cause)
+    for fact in to_check[:1]:
+        yield "to check", to_check_text(fact)
     if ":" in strength:
         yield "strength", strength
     for note in notes[:num_notes]:
@@ -231,8 +236,15 @@ def _rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str,
     yield from power
     if needed:
         yield "needed", needed["sentence"]
-    hidden = len(findings) - num_findings, len(notes) - num_notes
-    yield "basis", ", ".join(_basis(document, confidence, *hidden, strength))
+    hidden = len(findings) - num_findings, len(to_check) - 1, len(notes) - num_notes
+    yield "basis", ", ".join(_basis(document, confidence, hidden, strength))
+
+
+def to_check_text(fact: Mapping[str, Any]) -> str:
+    """Return name and sentence of a fact that may be innocent, and between them the call that decides it."""
+    kind = finding_kinds().get(fact["name"])
+    decided = f" ({kind.decided_by} decides)" if kind is not None and kind.decided_by else ""
+    return f"{fact['name']}{decided}: {_sentence(fact['sentence'])}"
 
 
 def _notes(document: Mapping[str, Any]) -> list[str]:
@@ -304,12 +316,15 @@ def detected(power: Mapping[str, Any], verb: str = "detects") -> str:
 
 
 def _basis(
-    document: Mapping[str, Any], confidence: float, findings: int, notes: int, strength: str
+    document: Mapping[str, Any], confidence: float, hidden: tuple[int, int, int], strength: str
 ) -> Iterator[str]:
-    """Yield what the verdict rests on, and how much of it the block does not show."""
+    """Yield what the verdict rests on, and how many findings, facts to check and notes are ``hidden``."""
     diagnosis, bound = document.get("diagnosis") or {}, document["bound"]
+    findings, to_check, notes = hidden
     if findings > 0:
         yield _count(findings, "more finding")
+    if to_check > 0:
+        yield f"{to_check} more to check"
     certainty = {"credible": "credibility", "heuristic": "by a heuristic"}.get(bound["kind"], "confidence")
     yield f"{_validate.percent(confidence)} {certainty}"
     if strength and ":" not in strength:
@@ -347,6 +362,7 @@ def details(
     lists = {
         "finding": [str(_finding(row)) for row in tests["findings"]],
         "possible cause": document.get("likely_causes", ()),
+        "to check": map(to_check_text, tests.get("to_check", ())),
         "assumes": [*bound["assumptions"], *tests["assumptions"]],
         "not covered": document.get("not_covered", ()),
         "note": [*document["notes"], *tests["notes"]],

@@ -147,6 +147,11 @@ class Result:
         return () if self.diagnosis is None else self.diagnosis.findings
 
     @property
+    def to_check(self) -> tuple[Finding, ...]:
+        """Facts that a correct run may have, with a call that decides them; no verdict rests on them."""
+        return () if self.diagnosis is None else self.diagnosis.to_check
+
+    @property
     def refuted(self) -> tuple[str, ...]:
         """What is refuted: the claimed "privacy", that this is the claimed "mechanism", or both.
 

@@ -429,6 +429,7 @@ class ChecksOfHook:
         return CheckResults(
             checks=joined.checks,
             certain=tuple(finding for result in results for finding in result.certain),
+            to_check=joined.to_check,
             notes=joined.notes,
             not_covered=joined.not_covered,
             assumptions=joined.assumptions,

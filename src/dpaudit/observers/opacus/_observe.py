@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from opacus.optimizers import DPOptimizer
 from torch import distributed
@@ -18,7 +18,7 @@ from dpaudit import _validate
 from dpaudit._torch import HeldOutData
 from dpaudit.accounting import Claim
 from dpaudit.canaries import CanaryCoins, GradientCanary, InputCanary, fresh_seed, require_held_out
-from dpaudit.diagnostics import Check, CheckResults, ClaimedStep, CoordinateSample, Finding, RunCheck
+from dpaudit.diagnostics import CheckResults, ClaimedStep, CoordinateSample, RunCheck
 from dpaudit.errors import InputError
 from dpaudit.observers._session import MIXTURE, StepRecorder, claimed_numbers, session
 from dpaudit.observers.opacus._clipping import clip_for
@@ -38,7 +38,6 @@ from dpaudit.observers.opacus._sums import SumObserver
 from dpaudit.recording import DPSGDParams, LiveBound, Recorder, TrainingInfo
 from dpaudit.recording._claim_source import CLAIM_PARTS
 
-FindingOrCheck = TypeVar("FindingOrCheck", Finding, Check)
 _ONE_RANK = (
     "rows and batches of other processes are not tested: they are exchanged at the end of the with block, "
     "unless it raises"
@@ -171,8 +170,7 @@ class _OtherRanks:
 
     def __init__(self, ranks: Ranks) -> None:
         self._is_known = ranks.world_size == 1
-        self._certain: list[Finding] = []
-        self._checks: list[Check] = []
+        self._results = CheckResults(not_covered=() if self._is_known else (_ONE_RANK,))
 
     def exchange(self, checks: Sequence[RunCheck], claimed: ClaimedStep) -> None:
         """Send the results of this process to all others, and keep theirs unless they are the same."""
@@ -182,23 +180,27 @@ class _OtherRanks:
         ranks: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(ranks, own_results)
         self._is_known = True
-        sentences = {finding.sentence for results in own_results for finding in results.certain}
-        for rank, theirs in enumerate(ranks):
-            if rank == distributed.get_rank():
-                continue
-            for results in theirs:
-                new = [finding for finding in results.certain if finding.sentence not in sentences]
-                self._certain += [_on_rank(rank, finding) for finding in new]
-                self._checks += [_on_rank(rank, check) for check in results.checks]
+        facts = [fact for results in own_results for fact in (*results.certain, *results.to_check)]
+        sentences, others = {fact.sentence for fact in facts}, list(enumerate(ranks))
+        del others[distributed.get_rank()]
+
+        def collect(name: str) -> tuple[Any, ...]:
+            rows = [
+                (rank, row) for rank, theirs in others for results in theirs for row in getattr(results, name)
+            ]
+            return tuple(
+                replace(row, sentence=f"On rank {rank}: {row.sentence}")
+                for rank, row in rows
+                if row.sentence not in sentences
+            )
+
+        self._results = CheckResults(
+            certain=collect("certain"), to_check=collect("to_check"), checks=collect("checks")
+        )
 
     def results(self, claimed: ClaimedStep) -> CheckResults:  # noqa: ARG002
         """Return findings and tests with the number of their process."""
-        unknown = () if self._is_known else (_ONE_RANK,)
-        return CheckResults(certain=tuple(self._certain), checks=tuple(self._checks), not_covered=unknown)
-
-
-def _on_rank(rank: int, result: FindingOrCheck) -> FindingOrCheck:
-    return replace(result, sentence=f"On rank {rank}: {result.sentence}")
+        return self._results
 
 
 def _check_parts(loader: Any, module: Any) -> None:
