@@ -42,7 +42,8 @@ OPEN_NOTHING = {
     ("cli/_exit_status.py", "_discard_output"),
     ("experiments/trials/_worker.py", "_descendants"),
     ("experiments/trials/_worker.py", "_open_marked"),
-    ("zoo/_run.py", "_read"),  # the catalogue that comes with dpaudit
+    ("zoo/_run.py", "_read"),  # catalogues that come with dpaudit
+    ("experiments/reproduction/_figure.py", ""),
 }
 WRITERS = {
     "write_text",

@@ -26,7 +26,7 @@ from dpaudit.experiments.reproduction import (
     figure_named,
     reproduce,
 )
-from dpaudit.experiments.reproduction._figure import CIFAR10, PURCHASE
+from dpaudit.experiments.reproduction._figure import NEEDS
 from dpaudit.experiments.reproduction._reproduce import FigureRun, relabeled
 from dpaudit.experiments.reproduction._simulation import simulate_counts
 from dpaudit.experiments.reproduction._trainings import PAPER_METHODS
@@ -364,7 +364,7 @@ def test_data_that_are_not_the_papers_are_called_by_their_own_name(folder: Path,
     assert "meaningless" in found.remarks[0]
     (tmp_path / "bangkok").touch()
     (tmp_path / "data_batch_1.bin").touch()
-    needs = CIFAR10, PURCHASE
+    needs = tuple(NEEDS.values())
     assert Data(tmp_path).stand_ins(needs) == {"Purchase": "location for Purchase"}
     (tmp_path / "purchase100.npz").touch()
     assert Data(tmp_path).stand_ins(needs) == {}

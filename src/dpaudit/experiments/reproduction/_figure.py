@@ -7,10 +7,12 @@ are plain values, which ``dpaudit.report`` draws.
 from __future__ import annotations
 
 import statistics
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -80,11 +82,6 @@ class Scale(StrEnum):
     PAPER = "paper"  # the paper's own numbers of steps, models and observations
 
 
-def simulated(usual: Settings, **tiny: object) -> Mapping[Scale, Settings]:
-    """Return settings of a simulation that a CPU runs at the paper's scale; ``tiny`` is for tests."""
-    return {Scale.TINY: {**usual, **tiny}, Scale.CPU: usual, Scale.PAPER: usual}
-
-
 def crossed(**axes: Iterable[float | int | str]) -> list[Key]:
     """Return a key for each combination of values; the last name varies fastest.
 
@@ -121,23 +118,15 @@ class Need:
     paper: str
     """The paper's name for the data."""
     files: str
-    places: tuple[tuple[str, str], ...]
+    places: Sequence[Sequence[str]]
     """Pairs of a file in the data directory and the name of the data in configs."""
 
 
-CIFAR10 = Need(
-    "CIFAR-10",
-    "cifar-10-batches-bin, the folder of the binary version of CIFAR-10 "
-    "(https://www.cs.toronto.edu/~kriz/cifar.html)",
-    (("cifar-10-batches-bin/data_batch_1.bin", "cifar10"), ("data_batch_1.bin", "cifar10")),
+CATALOGUE: Mapping[str, Any] = tomllib.loads(
+    resources.files("dpaudit.experiments.reproduction").joinpath("figures.toml").read_text("utf-8")
 )
-PURCHASE = Need(
-    "Purchase",
-    "purchase100.npz or dataset_purchase (Purchase-100), or else bangkok (Location; both are at "
-    "https://github.com/privacytrustlab/datasets)",
-    tuple((name, "purchase100") for name in ("purchase100.npz", "purchase100.csv", "dataset_purchase"))
-    + tuple((name, "location") for name in ("location.npz", "location.csv", "bangkok")),
-)
+"""All figures, and what they share."""
+NEEDS = {table["paper"]: Need(**table) for table in CATALOGUE["data"]}
 
 
 @dataclass(frozen=True)

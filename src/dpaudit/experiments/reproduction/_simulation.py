@@ -21,6 +21,11 @@ DELTA = 1e-5
 CONFIDENCE = 0.95
 
 
+def step_noise(epsilon: float) -> float:
+    """Return the noise multiplier of one Gaussian step with this epsilon."""
+    return 1 / Gaussian().with_epsilon(epsilon, DELTA)
+
+
 def count_bound(method: str, counts: ErrorCounts, confidence: float = CONFIDENCE) -> Bound:
     """Return the bound of a registered method, with the Gaussian curve if the method accepts any curve."""
     tradeoff, inference = COUNT_METHODS[method]

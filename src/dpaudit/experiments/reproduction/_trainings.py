@@ -11,14 +11,14 @@ from typing import Any
 
 from dpaudit.accounting import Claim
 from dpaudit.experiments.reproduction._figure import (
-    CIFAR10,
-    PURCHASE,
+    CATALOGUE,
+    NEEDS,
     Figure,
     FigureRows,
     Key,
-    Need,
     Picture,
     Row,
+    Scale,
     Settings,
     Table,
     Work,
@@ -26,71 +26,13 @@ from dpaudit.experiments.reproduction._figure import (
     crossed,
     epsilon_panel,
 )
-from dpaudit.experiments.reproduction._simulation import CONFIDENCE, DELTA
+from dpaudit.experiments.reproduction._simulation import CONFIDENCE, DELTA, step_noise
 from dpaudit.stats import ApproximateDP, Fixed, SameData, ThresholdRule
 
 PAPER_METHODS = "f-DP(CP)", "f-DP(ZB)", "(eps,delta)(CP)", "(eps,delta)(ZB)", "eps-DP(Katz)"
 OURS = "ours, one run"
 SAME_DATA, HALF = "same data", "t = 1/2"
 _RULES: dict[object, str] = {SameData(): SAME_DATA, Fixed(0.5): HALF}
-
-
-@dataclass(frozen=True)
-class PaperTraining:
-    """A model and the data on which the paper trains it; None for random pixels and classes."""
-
-    model: str
-    need: Need | None
-
-
-COLUMNS: Mapping[str, PaperTraining] = {
-    "CIFAR-10 WRN-16": PaperTraining("wide-resnet-16-4", CIFAR10),
-    "CIFAR-10 WRN-40": PaperTraining("wide-resnet-40-4", CIFAR10),
-    "CIFAR-10 ConvNet": PaperTraining("conv-net", CIFAR10),
-    "CIFAR-10 MLP": PaperTraining("mlp", CIFAR10),
-    "Purchase": PaperTraining("purchase-mlp", PURCHASE),
-    "Random WRN-16": PaperTraining("wide-resnet-16-4", None),
-    "Random ConvNet": PaperTraining("conv-net", None),
-}
-
-
-def sizes(
-    num_examples: int | None,
-    batch_size: int,
-    num_steps: int,
-    learning_rate: float,
-    num_test: int | None = 256,
-) -> dict[str, Any]:
-    """Return the sizes of a training run; with all training data, all test data are used.
-
-    By default, 256 test examples are: a wide network takes minutes for all of CIFAR-10. Canaries are crafted
-    from half of these.
-
-    Smaller batches have more noise in the mean: with a learning rate suited to the paper's scale, training
-    would diverge.
-    """
-    return {
-        "num_examples": num_examples,
-        "num_test": None if num_examples is None else num_test,
-        "batch_size": float(batch_size),
-        "num_steps": num_steps,
-        "learning_rate": learning_rate,
-    }
-
-
-# Appendix B of the paper, which gives no learning rates and nothing about Purchase
-PAPER_WIDE = sizes(None, 4096, 2500, 2.0)
-PAPER_CONV = sizes(None, 256, 20_000, 0.5)
-PAPER_DENSE = sizes(None, 256, 2500, 0.5)
-ALL_DATA = "CIFAR-10 WRN-16", "CIFAR-10 ConvNet", "Purchase", "Random WRN-16"
-# Full batches have the fastest accountant. All figures share this size, so that it is called once. The
-# ConvNet replaces wide networks, and inputs are crafted in few steps.
-TINY = {**sizes(4, 4, 2, 0.5, num_test=140), "is_tiny": True}
-
-
-def on_all_data(wide: dict[str, Any], conv: dict[str, Any], dense: dict[str, Any]) -> dict[str, Any]:
-    """Return sizes for the four columns of Table 1."""
-    return dict(zip(ALL_DATA, (wide, conv, dense, wide), strict=True))
 
 
 def accuracy_title(settings: Settings) -> str:
@@ -114,7 +56,8 @@ def run_audit(
 
     experiments.use_one_thread()
     size = work.settings["columns"][column]
-    data, is_tiny = _data(work, COLUMNS[column], size), size.get("is_tiny", False)
+    network, is_tiny = CATALOGUE["column"][column], size.get("is_tiny", False)
+    data = _data(work, network.get("data"), size)
     canary = audit.get("canary", {})
     if is_tiny and canary.get("kind") in ("adversarial", "crafted"):
         audit = {**audit, "canary": {**canary, "num_steps": 2}}
@@ -123,7 +66,7 @@ def run_audit(
         "seed": work.seed,
         "threat_model": threat_model,
         "device": work.device,
-        "model": _model(COLUMNS[column].model, data["name"], is_narrow=is_tiny),
+        "model": _model(network["model"], data["name"], is_narrow=is_tiny),
         "data": data,
         "training": {
             "batch_size": size["batch_size"],
@@ -150,10 +93,10 @@ def _pool(work: Work) -> dict[str, Any]:
     return {"kind": "serial"} if work.num_workers == 1 else {"num_workers": work.num_workers}
 
 
-def _data(work: Work, column: PaperTraining, size: Mapping[str, Any]) -> dict[str, Any]:
+def _data(work: Work, data: str | None, size: Mapping[str, Any]) -> dict[str, Any]:
     number = {name: size[name] for name in ("num_examples", "num_test") if size[name] is not None}
-    if column.need is not None:
-        return {**work.data.config(column.need), **number}
+    if data is not None:
+        return {**work.data.config(NEEDS[data]), **number}
     shape = (1, 8, 8) if work.data.embedded else (3, 32, 32)
     return {"name": "random", "shape": shape, **number}
 
@@ -243,23 +186,8 @@ class Variant:
     column: str
     audit: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
-
-
-def study_settings(
-    columns: Mapping[str, Any],
-    *,
-    num_runs: int,
-    num_canaries: int,
-    epsilons: Sequence[float] = (8.0,),
-    **more: object,
-) -> Settings:
-    """Return the settings of a :class:`Study` at one scale.
-
-    ``num_canaries`` is for our single run. ``more`` may contain ``variants``, to run only some of them, and
-    ``audit``, to change the table of that name.
-    """
-    sizes = {"epsilons": epsilons, "num_runs": num_runs, "num_canaries": num_canaries}
-    return {"columns": columns, **more, **sizes}
+    true_epsilon: float | None = None
+    """The epsilon of a step that the noise is made for, if that is not what is claimed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,14 +197,14 @@ class Study(Figure):
     variants: Mapping[str, Variant]
     threat_model: str = "gradient"
     methods: Sequence[str] = PAPER_METHODS
-    noise_multiplier: float | None = None
-    """Set if single steps are audited, in which case epsilons are those of a step."""
-    printed: Mapping[tuple[Any, ...], float] = field(default_factory=dict)
+    per_step: bool = False
+    """Whether single steps are audited, in which case epsilons are those of a step."""
+    printed: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     """The paper's values by method, epsilon and variant."""
     axis: str = ""
     """The axis label of the variants, if their names do not suffice."""
-    more_tables: Callable[[FigureRows, Settings], Sequence[Table]] = lambda *_: ()
-    draw: Callable[[FigureRows], Picture] | None = None
+    more_tables: Callable[[FigureRows, Study], Sequence[Table]] = lambda *_: ()
+    draw: Callable[[FigureRows, Study], Picture] | None = None
     """Function that draws the picture if the paper's figure has another form."""
 
     def cells(self, settings: Settings) -> list[Key]:
@@ -288,9 +216,12 @@ class Study(Figure):
         )
 
     def measure(self, key: Key, work: Work) -> list[Row]:
-        variant, of_step = self.variants[str(key["variant"])], self.noise_multiplier is not None
-        noise = {"noise_multiplier": self.noise_multiplier} if of_step else {"target_epsilon": key["claimed"]}
+        variant, claimed = self.variants[str(key["variant"])], float(key["claimed"])
+        noise = {"noise_multiplier": step_noise(claimed)} if self.per_step else {"target_epsilon": claimed}
         training = {**noise, **variant.training}
+        if variant.true_epsilon not in (None, claimed):
+            factor = step_noise(variant.true_epsilon) / step_noise(claimed)
+            training["fault"] = {"name": "noise-too-small", "factor": factor}
         audit: dict[str, Any] = {"mode": "paper", **variant.audit, **work.settings.get("audit", {})}
         if key["mode"] == "ours":
             audit |= {"mode": "one-run", "num_canaries": work.settings["num_canaries"]}
@@ -299,14 +230,14 @@ class Study(Figure):
             work, variant.column, audit=audit, training=training, threat_model=self.threat_model
         )
         if key["mode"] == "ours":
-            return [our_row(values, of_step=of_step)]
-        return method_rows(values, of_step=of_step)
+            return [our_row(values, of_step=self.per_step)]
+        return method_rows(values, of_step=self.per_step)
 
     def picture(self, rows: FigureRows, settings: Settings) -> Picture:
         """Return a panel over epsilon for each variant, or bars if there is only one epsilon."""
         shown, names = rows.where(self._is_shown), rows.values("variant")
         if self.draw is not None:
-            return self.draw(shown)
+            return self.draw(shown, self)
         if len(settings["epsilons"]) == 1:
             panel = bars_panel(shown, "variant", names, settings["epsilons"][0], x_label=self.axis)
             return Picture(panels=[panel])
@@ -345,13 +276,16 @@ class Study(Figure):
         return [
             Table(title=text, header=("method", "kind", "epsilon", *names), rows=lines),
             Table(title=accuracy_title(settings), header=("mean",), rows=[(accuracy,)]),
-            *self.more_tables(rows, settings),
+            *self.more_tables(rows, self),
         ]
 
     def _cell(self, bounds: FigureRows) -> str:
         if not bounds:
             return ""
         off = f" ({bounds.spread():.2f})" if len(bounds) > 1 else ""
-        key = tuple(bounds[0][name] for name in ("method", "claimed", "variant"))
-        printed = self.printed.get(key) if bounds[0]["rule"] == SAME_DATA else None
+        row, printed = bounds[0], None
+        if row["rule"] == SAME_DATA and row["method"] in self.printed:
+            epsilons = self.settings[Scale.PAPER]["epsilons"]
+            values = self.printed[str(row["method"])][epsilons.index(row["claimed"])]
+            printed = values[list(self.variants).index(str(row["variant"]))]
         return f"{bounds.mean():.2f}{off}" + ("" if printed is None else f" / {printed:.2f}")

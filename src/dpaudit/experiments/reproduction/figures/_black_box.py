@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dpaudit.experiments.reproduction._figure import (
-    CIFAR10,
-    PURCHASE,
     Figure,
     FigureRows,
     Key,
     Picture,
     Row,
-    Scale,
     Settings,
     Table,
     Work,
@@ -22,16 +17,11 @@ from dpaudit.experiments.reproduction._figure import (
 )
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, count_bound
 from dpaudit.experiments.reproduction._trainings import (
-    PAPER_CONV,
-    PAPER_DENSE,
-    PAPER_WIDE,
     SAME_DATA,
-    TINY,
     accuracy_title,
     final_model_rows,
     our_row,
     run_audit,
-    sizes,
 )
 from dpaudit.stats import ErrorCounts
 
@@ -112,15 +102,6 @@ def _largest_bound(rows: FigureRows, column: str) -> str:
     bounds = rows.only(method="f-DP(ZB)", rule=SAME_DATA)
     epsilons = bounds.where(lambda row: str(row["column"]).startswith(column)).numbers("epsilon")
     return f"{max(epsilons):.2f}" if epsilons else "not run at this scale"
-
-
-def _settings(trained: dict[str, tuple[dict[str, Any], int]], num_canaries: int = 100) -> dict[str, Any]:
-    """Return settings from the size and the number of models of each column."""
-    return {
-        "num_canaries": num_canaries,
-        "columns": {column: size for column, (size, _) in trained.items()},
-        "num_models": {column: number for column, (_, number) in trained.items()},
-    }
 
 
 class ClippingOnly(Figure):
@@ -204,65 +185,3 @@ def _without_error(method: str, num_models: int, confidence: float = CONFIDENCE)
     """Return the bound of an attack without errors on this many models."""
     counts = ErrorCounts.perfect(num_models // 2, num_models // 2)
     return count_bound(method, counts, confidence).epsilon
-
-
-def _clipping_settings(column: str, size: dict[str, Any], num_models: int) -> dict[str, Any]:
-    return {"columns": {column: size}, "norms": tuple(_PRINTED), "num_models": num_models}
-
-
-FINAL_MODELS = (
-    FinalModels(
-        name="black-box",
-        title="Blank and mislabelled canaries, final models only, epsilon = 8",
-        paper="Figure in section 6.4, 1,000 models with the canary and 1,000 without: about 1.6 on CIFAR-10 "
-        "with WRN-16 by f-DP(ZB), significantly less elsewhere, nothing on random data.",
-        settings={
-            Scale.TINY: _settings({"CIFAR-10 MLP": (TINY, 8), "Purchase": (TINY, 8)}, num_canaries=8),
-            Scale.CPU: _settings(
-                {
-                    "CIFAR-10 MLP": (sizes(500, 50, 200, 0.3), 1_000),
-                    "CIFAR-10 ConvNet": (sizes(100, 8, 40, 0.5), 120),
-                    "Purchase": (sizes(800, 64, 100, 0.3), 1_000),
-                    "Random ConvNet": (sizes(100, 8, 40, 0.5), 120),
-                }
-            ),
-            Scale.PAPER: _settings(
-                {
-                    "CIFAR-10 WRN-16": (PAPER_WIDE, 2_000),
-                    "CIFAR-10 ConvNet": (PAPER_CONV, 2_000),
-                    "Purchase": (PAPER_DENSE, 2_000),
-                    "Random WRN-16": (PAPER_WIDE, 2_000),
-                }
-            ),
-        },
-        has_processes=True,
-        needs=(CIFAR10, PURCHASE),
-        remarks=(
-            "The curve is composed over the whole training run. Ours is a single run with many mislabelled "
-            "canaries, each included by a fair coin, and guesses about them (Mahloujifar et al. 2024). "
-            "Below the paper's scale, WRN-16 is omitted: training hundreds of them takes days without a GPU.",
-        ),
-    ),
-    ClippingOnly(
-        name="clipping-only",
-        title="Clipping without noise, final models only",
-        paper="Table 2, 1,000 models with the canary and 1,000 without, f-DP(ZB): 23.4, 26.8 and 41.0 at C = "
-        "0.1, 1 and 10; the largest possible bound with that many models is 44.0.",
-        settings={
-            Scale.TINY: _clipping_settings("CIFAR-10 MLP", TINY, 8),
-            Scale.CPU: _clipping_settings("CIFAR-10 MLP", sizes(200, 25, 100, 1.0), 2_000),
-            Scale.PAPER: _clipping_settings("CIFAR-10 WRN-16", PAPER_WIDE, 2_000),
-        },
-        has_processes=True,
-        needs=(CIFAR10,),
-        remarks=(
-            "The paper's 44.0 is closest to the 5 % quantile of the posterior, 44.06; by its own "
-            "definition, a 95 % bound is the 2.5 % quantile, 42.56. The learning rate is divided by C, so "
-            "that clipped steps have equal length; the paper does not state whether it does the same. Below "
-            "the paper's scale, the model is a small dense network. The Gaussian rows assume a Gaussian "
-            "mechanism, which nothing here "
-            f'guarantees; rows labeled "{SAME_DATA}" choose the threshold on the counted data.',
-        ),
-    ),
-)
-"""Figures of final models."""

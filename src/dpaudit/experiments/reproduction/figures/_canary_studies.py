@@ -1,52 +1,44 @@
-"""Figures with an audit of every step: Table 1, its best-known cell, and factors that affect the bound.
+"""Figures with an audit of every step that have a form of their own: first steps, methods, and violations.
 
-For gradient canaries, these are the inserted gradient and whether it moves, the size of the model, and the
-number of augmented copies; for input canaries, their kind, the data, and the number of first steps used.
+The others are studies whose figures follow from their settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from dpaudit._io import map_array
 from dpaudit.accounting import Claim
 from dpaudit.experiments.reproduction._figure import (
-    CIFAR10,
-    PURCHASE,
     Figure,
     FigureRows,
     Key,
     Panel,
     Picture,
     Row,
-    Scale,
     Series,
     Settings,
     Table,
     Work,
+    bars_panel,
     bounds_panel,
     crossed,
+    diagonal,
     epsilon_panel,
+    method_label,
 )
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, DELTA
 from dpaudit.experiments.reproduction._trainings import (
-    ALL_DATA,
     HALF,
     OURS,
-    PAPER_CONV,
-    PAPER_DENSE,
-    PAPER_WIDE,
+    PAPER_METHODS,
     SAME_DATA,
-    TINY,
     Study,
-    Variant,
     claim_of,
-    on_all_data,
     run_audit,
-    sizes,
-    study_settings,
 )
 from dpaudit.stats import (
     Betting,
@@ -62,48 +54,8 @@ from dpaudit.stats import (
     lower_bound,
 )
 
-_WIDE, _CONV = "CIFAR-10 WRN-16", "CIFAR-10 ConvNet"
-_MODEL_SIZES = _WIDE, "CIFAR-10 WRN-40"
-_EPSILONS = 1.0, 4.0, 8.0, 16.0
-# by method, then by epsilon, in the order of ALL_DATA
-_TABLE1 = {
-    "f-DP(CP)": ((0.75, 0.77, 0.78, 0.74), (3.40, 3.34, 3.54, 3.14), (5.80, 6.12, 6.40, 7.14),
-                 (11.14, 12.08, 12.42, 13.14)),
-    "f-DP(ZB)": ((0.95, 0.94, 0.89, 0.90), (3.73, 3.80, 3.60, 3.52), (7.09, 7.12, 6.94, 7.12),
-                 (13.95, 13.80, 13.80, 15.14)),
-    "(eps,delta)(CP)": ((0.41, 0.45, 0.36, 0.35), (1.37, 1.80, 1.65, 1.14), (3.63, 3.85, 3.25, 4.09),
-                        (5.25, 6.22, 6.34, 6.96)),
-    "(eps,delta)(ZB)": ((0.62, 0.62, 0.57, 0.61), (2.65, 2.69, 2.45, 2.75), (5.07, 5.15, 4.65, 5.09),
-                        (5.25, 6.22, 6.34, 6.96)),
-    "eps-DP(Katz)": ((0.49, 0.51, 0.46, 0.41), (1.65, 1.95, 2.05, 2.14), (4.17, 3.95, 4.24, 4.15),
-                     (7.52, 7.63, 7.69, 8.01)),
-}  # fmt: skip
-_PRINTED = {
-    (method, epsilon, column): value
-    for method, lines in _TABLE1.items()
-    for epsilon, line in zip(_EPSILONS, lines, strict=True)
-    for column, value in zip(ALL_DATA, line, strict=True)
-}
-_REMARKS = (
-    "The paper chooses the threshold on the counted data: those rows are heuristics. Rows with threshold 1/2 "
-    "use the same scores with a threshold fixed beforehand. Ours is one training run with many canaries per "
-    "step, each included by a fair coin; its bound allows for dependent canaries.",
-    "eps-DP(Katz) is for delta = 0; to compose it over steps, its epsilon is treated as one at delta = 1e-5.",
-    "Below the paper's scale, a training run has fewer steps and thus fewer observations, so the paper's "
-    "methods lose more of epsilon than in the paper.",
-)
-_PLAIN = (
-    "Scores are plain dot products, in which the other examples also act as noise. The threshold 1/2 "
-    "assumes a gradient whose norm is the clipping norm; the best threshold on the same data is the paper's "
-    "practice and a heuristic."
-)
 
-_TINY = on_all_data(TINY, TINY, TINY)
-_CPU = on_all_data(sizes(25, 2, 100, 0.01), sizes(49, 4, 600, 0.01), sizes(800, 64, 1000, 0.1))
-_PAPER = on_all_data(PAPER_WIDE, PAPER_CONV, PAPER_DENSE)
-
-
-def _draw_methods(rows: FigureRows) -> Picture:
+def draw_methods(rows: FigureRows, _: Study) -> Picture:
     """Return a panel per method with a line per variant, as in the paper."""
     return Picture(panels=[_panel(method_rows, label) for label, method_rows in rows.by_method()], columns=2)
 
@@ -119,6 +71,55 @@ def _panel(rows: FigureRows, title: str) -> Panel:
         for name in rows.values("variant")
     ]
     return epsilon_panel(lines, epsilons, title)
+
+
+_CORRECT, _CLIPPED, _SEEDS = "correct", "1: clipped after the mean", "2: noise of 100 seeds"
+_CLAIMED = 1.27
+# whether the method detects the violation in the paper's figures
+_DETECTED_IN_PAPER = {
+    _CLIPPED: dict.fromkeys(PAPER_METHODS, True),
+    _SEEDS: {name: name.startswith(("f-DP", "eps-DP")) for name in PAPER_METHODS},
+    "3: noise for 1.57": {name: name.startswith("f-DP") for name in PAPER_METHODS},
+    "3: noise for 2.17": {name: name.startswith("f-DP") for name in PAPER_METHODS},
+}
+
+
+def detection_tables(rows: FigureRows, _: Study) -> list[Table]:
+    """Return which methods detect each violation, here and in the paper."""
+    names = [name for name in _DETECTED_IN_PAPER if rows.only(variant=name)]
+    pairs = [
+        *((method, SAME_DATA) for method in PAPER_METHODS),
+        *((method, HALF) for method in (*PAPER_METHODS, OURS)),
+    ]
+    lines = [(method_label(*pair), *(_detection_cell(rows, *pair, name) for name in names)) for pair in pairs]
+    title = f"Does the bound exceed the claimed {_CLAIMED}? (here / in the paper)"
+    return [Table(title=title, header=("method", *names), rows=lines)]
+
+
+def _detection_cell(rows: FigureRows, method: str, rule: str, name: str) -> str:
+    epsilon = rows.only(variant=name, method=method, rule=rule).mean()
+    ours = "yes" if epsilon is not None and epsilon > _CLAIMED else "no"
+    said = _DETECTED_IN_PAPER[name].get(method) if rule == SAME_DATA else None
+    return ours if said is None else f"{ours} / {'yes' if said else 'no'}"
+
+
+def draw_violations(rows: FigureRows, study: Study) -> Picture:
+    """Return the first two violations as bars and the third over the true epsilon, as in the paper."""
+    panels = [_bars_beside_correct(rows, name) for name in (_CLIPPED, _SEEDS) if rows.only(variant=name)]
+    scaled = FigureRows(
+        {**row, "true": true}
+        for row in rows
+        if (true := study.variants[str(row["variant"])].true_epsilon) is not None
+    )
+    over = bounds_panel(scaled, "true", "true epsilon per step", _CLAIMED, title="3: too little noise")
+    series = [*over.series, diagonal(sorted(scaled.values("true")))]
+    return Picture(panels=[*panels, replace(over, series=series, level_label="claimed")])
+
+
+def _bars_beside_correct(rows: FigureRows, name: str) -> Panel:
+    names = (_CORRECT, name)
+    shown = rows.where(lambda row: row["variant"] in names)
+    return bars_panel(shown, "variant", names, _CLAIMED, title=name, level_label="claimed")
 
 
 _COLUMNS = "CIFAR-10 WRN-16", "Random WRN-16"
@@ -211,179 +212,3 @@ def _bound(
     epsilon = claim.hypothesis(Gaussian()).epsilon(bound.parameter)
     rule = SAME_DATA if isinstance(threshold, SameData) else HALF
     return {"method": method, "rule": rule, "kind": str(bound.kind), "epsilon": epsilon}
-
-
-STUDIES = (
-    Study(
-        name="table1",
-        title="Five methods, four epsilons, four setups: gradient canaries",
-        paper="Table 1: with the Gaussian curve, the bounds are nearly tight on all data; with (epsilon, "
-        "delta)-DP, they are not.",
-        needs=(CIFAR10, PURCHASE),
-        variants={name: Variant(column=name) for name in ALL_DATA},
-        settings={
-            Scale.TINY: study_settings(_TINY, num_runs=1, num_canaries=16),
-            Scale.CPU: study_settings(_CPU, num_runs=1, num_canaries=512, epsilons=_EPSILONS),
-            Scale.PAPER: study_settings(_PAPER, num_runs=10, num_canaries=512, epsilons=_EPSILONS),
-        },
-        printed=_PRINTED,
-        remarks=_REMARKS,
-    ),
-    Study(
-        name="flagship",
-        title="Five methods on CIFAR-10 with WRN-16 at epsilon = 8",
-        paper="Figure in section 6.2, ten runs: with the Gaussian curve, the bound is nearly tight; with "
-        "earlier methods, it is at most about 5.",
-        needs=(CIFAR10,),
-        variants={_WIDE: Variant(column=_WIDE)},
-        settings={
-            Scale.TINY: study_settings(_TINY, num_runs=1, num_canaries=16),
-            Scale.CPU: study_settings({_WIDE: sizes(25, 2, 250, 0.01)}, num_runs=5, num_canaries=512),
-            Scale.PAPER: study_settings(_PAPER, num_runs=10, num_canaries=512),
-        },
-        printed=_PRINTED,
-        remarks=_REMARKS,
-    ),
-    Study(
-        name="canary-gradients",
-        title="Dirac, constant and random canary gradients, static and moving",
-        paper="Figure in appendix C.2: the Dirac canary is slightly better than the others; whether it is "
-        "static or moving makes little difference.",
-        needs=(CIFAR10,),
-        variants={
-            f"{name}, {'moving' if moving else 'static'}": Variant(
-                column=_CONV, audit={"canary": {"kind": kind, "moving": moving}}
-            )
-            for name, kind in (("Dirac", "dirac"), ("Constant", "constant"), ("Random", "random-direction"))
-            for moving in (False, True)
-        },
-        methods=("f-DP(CP)", "f-DP(ZB)"),
-        settings={
-            Scale.TINY: study_settings({_CONV: TINY}, num_runs=1, num_canaries=4),
-            Scale.CPU: study_settings({_CONV: sizes(49, 4, 500, 0.01)}, num_runs=3, num_canaries=64),
-            Scale.PAPER: study_settings({_CONV: PAPER_CONV}, num_runs=10, num_canaries=512),
-        },
-        remarks=(
-            "The paper does not state which network it used here; we use the ConvNet. Its scores are plain "
-            "dot products, in which the other examples of the batch also act as noise: few of them affect a "
-            "Dirac canary. Ours subtracts them.",
-        ),
-    ),
-    Study(
-        name="input-canaries",
-        title="Four kinds of input canaries on CIFAR-10 with WRN-16",
-        paper="Figure in appendix C.3: crafted canaries give clearly larger bounds than mislabelled, blank "
-        "and adversarial ones.",
-        needs=(CIFAR10,),
-        variants={
-            kind: Variant(column=_WIDE, audit={"canary": {"kind": kind}})
-            for kind in ("mislabelled", "blank", "adversarial", "crafted")
-        },
-        threat_model="input",
-        methods=("f-DP(CP)", "f-DP(ZB)"),
-        settings={
-            Scale.TINY: study_settings({_WIDE: TINY}, num_runs=1, num_canaries=2),
-            Scale.CPU: study_settings({_WIDE: sizes(49, 4, 60, 0.03)}, num_runs=2, num_canaries=4),
-            Scale.PAPER: study_settings(
-                {_WIDE: PAPER_WIDE}, num_runs=10, num_canaries=64, audit={"first_steps": 250}
-            ),
-        },
-        remarks=(_PLAIN,),
-    ),
-    Study(
-        name="input-datasets",
-        title="Crafted input canaries on all data",
-        paper="Figure in section 6.4, the first 250 steps: with WRN-16, the bounds are tight for epsilon "
-        "below 10 on all data; with the ConvNet, they are far below.",
-        needs=(CIFAR10, PURCHASE),
-        variants={name: Variant(column=name, audit={"canary": {"kind": "crafted"}}) for name in ALL_DATA},
-        draw=_draw_methods,
-        threat_model="input",
-        methods=("f-DP(CP)", "f-DP(ZB)"),
-        settings={
-            Scale.TINY: study_settings(_TINY, num_runs=1, num_canaries=2),
-            Scale.CPU: study_settings(
-                on_all_data(sizes(49, 4, 30, 0.03), sizes(49, 4, 250, 0.02), sizes(800, 64, 250, 0.2)),
-                num_runs=1,
-                num_canaries=4,
-                epsilons=_EPSILONS,
-            ),
-            Scale.PAPER: study_settings(
-                _PAPER,
-                num_runs=10,
-                num_canaries=64,
-                epsilons=_EPSILONS,
-                audit={"first_steps": 250},
-            ),
-        },
-        remarks=(
-            _PLAIN,
-            "The paper uses the first 250 of 2,500 steps, with noise calibrated to all of them. Below its "
-            "scale, training ends after the steps used, so each step has less noise at the same epsilon.",
-        ),
-    ),
-    FirstSteps(
-        name="steps",
-        title="Crafted input canaries in the first steps of training",
-        paper="Figure in appendix D.1: on CIFAR-10, the first steps leak more than later ones; on random "
-        "data, they do not.",
-        settings={
-            Scale.TINY: {
-                "columns": dict.fromkeys(_COLUMNS, TINY),
-                "epsilons": (8.0,),
-                "first": (1, 2),
-                "num_canaries": 16,  # so that the first step has both present and absent ones
-            },
-            Scale.CPU: {
-                "columns": dict.fromkeys(_COLUMNS, sizes(49, 4, 240, 0.02)),
-                "epsilons": (1.0, 8.0),
-                "first": (15, 30, 60, 120, 240),
-                "num_canaries": 4,
-            },
-            Scale.PAPER: {
-                "columns": dict.fromkeys(_COLUMNS, PAPER_WIDE),
-                "epsilons": (1.0, 4.0, 8.0, 16.0),
-                "first": (50, 100, 250, 500, 1000, 2500),
-                "num_canaries": 64,
-            },
-        },
-        needs=(CIFAR10,),
-        remarks=("All points of a line come from the same training run, so they are dependent.",),
-    ),
-    Study(
-        name="model-size",
-        title="WRN-16 and WRN-40 on CIFAR-10 at epsilon = 8",
-        paper="Figure in appendix D.2: with the Gaussian curve, the larger model leaks slightly more; with "
-        "other methods, it seems to leak less.",
-        needs=(CIFAR10,),
-        variants={name.removeprefix("CIFAR-10 "): Variant(column=name) for name in _MODEL_SIZES},
-        settings={
-            Scale.TINY: study_settings(dict.fromkeys(_MODEL_SIZES, TINY), num_runs=1, num_canaries=16),
-            Scale.CPU: study_settings(
-                dict.fromkeys(_MODEL_SIZES, sizes(25, 2, 150, 0.01)), num_runs=2, num_canaries=512
-            ),
-            Scale.PAPER: study_settings(
-                dict.fromkeys(_MODEL_SIZES, PAPER_WIDE), num_runs=10, num_canaries=512
-            ),
-        },
-        remarks=("A gradient canary does not depend on the model, so no difference by size is expected.",),
-    ),
-    Study(
-        name="augmult",
-        title="Augmentation multiplicity at epsilon = 8",
-        axis="augmented copies of an example",
-        paper="Figure in appendix D.3: no clear trend of the bound with the number of augmented copies.",
-        needs=(CIFAR10,),
-        variants={
-            f"{copies}": Variant(column=_CONV, training={"multiplicity": copies})
-            for copies in (1, 2, 4, 8, 16)
-        },
-        settings={
-            Scale.TINY: study_settings({_CONV: TINY}, num_runs=1, num_canaries=16, variants=("1", "2")),
-            Scale.CPU: study_settings({_CONV: sizes(49, 4, 400, 0.02)}, num_runs=3, num_canaries=512),
-            Scale.PAPER: study_settings({_CONV: PAPER_CONV}, num_runs=10, num_canaries=512),
-        },
-        remarks=("The paper does not state which network it used here; we use the ConvNet.",),
-    ),
-)
-"""Figures with an audit of every step."""

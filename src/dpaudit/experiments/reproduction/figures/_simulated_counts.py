@@ -30,7 +30,6 @@ from dpaudit.experiments.reproduction._figure import (
     crossed,
     rates_panel,
     rates_rows,
-    simulated,
 )
 from dpaudit.experiments.reproduction._simulation import (
     CONFIDENCE,
@@ -41,6 +40,7 @@ from dpaudit.experiments.reproduction._simulation import (
     log_spaced,
     nearest,
     simulate_counts,
+    step_noise,
 )
 from dpaudit.experiments.reproduction._trainings import OURS
 from dpaudit.stats import Betting, Gaussian, Kind, Optimal
@@ -59,7 +59,7 @@ class BoundByObservations(Figure):
         return crossed(claimed=settings["epsilons"], run=range(settings["num_runs"]))
 
     def measure(self, key: Key, work: Work) -> list[Row]:
-        noise = 1 / Gaussian().with_epsilon(float(key["claimed"]), DELTA)
+        noise = step_noise(float(key["claimed"]))
         # the two thresholds that are fixed before the data, then a grid for the paper's practice
         grid = np.linspace(0.5 - 6 * noise, 0.5 + 6 * noise, work.settings["num_thresholds"])
         chosen = [0.5, Optimal(noise).threshold(DELTA)]
@@ -328,90 +328,3 @@ class ThresholdsByObservations(Figure):
         text = f"f-DP(CP) with the same bound as w with {sizes[-1]:,} observations"
         least = f"{enough[0]:,} ({sizes[-1] / enough[0]:,.0f} times fewer)" if enough else "not reached"
         return text, "5,000 times fewer", least
-
-
-SIMULATIONS = (
-    BoundByObservations(
-        name="observations",
-        title="Bound against number of observations: the Gaussian curve and (epsilon, delta)",
-        paper="Figure in section 4.1, 20 runs, delta = 1e-5: with the Gaussian curve, 1,000 observations "
-        "give a tight bound; with (epsilon, delta)-DP, it takes 100 million.",
-        settings=simulated(
-            {
-                "epsilons": (1.0, 2.0, 4.0, 6.0),
-                "num_runs": 20,
-                "most": 100_000_000,
-                "most_steps": 100_000,
-                "num_canaries": 64,
-                "num_sizes": 25,
-                "num_thresholds": 241,
-            },
-            epsilons=(1.0, 4.0),
-            num_runs=2,
-            most=10_000,
-            num_sizes=3,
-        ),
-        remarks=(
-            "Error counts are sampled instead of scores, which is equivalent and needs no memory. The paper "
-            "chooses thresholds on the counted data: those rows are heuristics, here the best of a grid. The "
-            "Gaussian rows assume a Gaussian mechanism; (eps,delta) rows assume nothing. Our one run bets "
-            "on the same number of steps, with canaries that do not interfere with each other.",
-        ),
-    ),
-    SubsampledStep(
-        name="subsampling",
-        title="A Gaussian step with sampling rate 1/4 and variance 0.3, 10,000 observations",
-        paper="Figure in section 5.4: the curves of PLD and GDP accounting lie below the measured one, "
-        "especially at larger false positive rates.",
-        settings=simulated(
-            {"canary_rate": 0.25, "variance": 0.3, "num_observations": 10_000, "num_points": 401},
-            num_observations=500,
-            num_points=41,
-        ),
-        remarks=(
-            "The curve of an accountant covers both adding and removing an example. This attack "
-            "distinguishes the step with the canary from the step without it, so it can reach only one of "
-            "the two directions: the dashed curve, which is exact and touches the accountant's curve where "
-            "false positives are rare.",
-        ),
-    ),
-    BoundByThreshold(
-        name="thresholds",
-        title="Sensitivity to the threshold with 5,000 observations, noise 1",
-        paper="Figure in section 5.2: the bound with the Gaussian curve is about the same at every threshold "
-        "within the range of scores; that with (epsilon, delta)-DP varies widely, and is 0 at the "
-        "asymptotically optimal threshold w.",
-        settings=simulated(
-            {"noise": 1.0, "num_observations": 5_000, "num_thresholds": 81, "num_runs": 20},
-            num_thresholds=9,
-            num_runs=2,
-        ),
-        remarks=(
-            "Every single point is a confidence bound, for a threshold fixed before the data; the largest "
-            "point of a curve is not.",
-        ),
-    ),
-    ThresholdsByObservations(
-        name="threshold-observations",
-        title="(epsilon, delta) with several thresholds, up to 250 million observations, noise 1",
-        paper="Figure in appendix C.1: only the optimal threshold w comes close to the truth, with more than "
-        "100 million observations; others stay below it. The Gaussian curve needs about 5,000 times fewer.",
-        settings=simulated(
-            {
-                "noise": 1.0,
-                "thresholds": (0.5, 1.0, 2.0, 3.0, 4.0),
-                "most": 250_000_000,
-                "num_sizes": 41,
-                "num_runs": 20,
-            },
-            most=100_000,
-            num_sizes=4,
-            num_runs=2,
-        ),
-        remarks=(
-            "All thresholds are fixed before the data: every number is a confidence bound. Error counts are "
-            "sampled instead of scores.",
-        ),
-    ),
-)
-"""Figures of simulated scores."""

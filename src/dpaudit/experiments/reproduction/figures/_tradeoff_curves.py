@@ -28,7 +28,6 @@ from dpaudit.experiments.reproduction._figure import (
     crossed,
     rates_panel,
     rates_rows,
-    simulated,
 )
 from dpaudit.experiments.reproduction._simulation import DELTA
 from dpaudit.stats import ApproximateDP, Gaussian, Laplace, PiecewiseLinear, RandomizedResponse, TradeOff
@@ -238,55 +237,3 @@ def _concluded(family: TradeOff, parameter: float, curve: str, halvings: int) ->
         above = float(_lines(family, middle, curve).fnr(1.0, np.asarray(error))) >= error
         low, high = (middle, high) if above else (low, middle)
     return _epsilon(family, low, DELTA)
-
-
-CURVES = (
-    TradeoffCurves(
-        name="tradeoffs",
-        title="Trade-off curves of mechanisms at epsilon = 1, delta = 1e-5",
-        paper="Figure in section 4: mechanisms with the same (epsilon, delta) have different curves; that of "
-        "randomized response overlaps with that of (epsilon, delta)-DP.",
-        settings=simulated(
-            {"epsilon": 1.0, "num_points": 401, "sample_rate": 4096 / 50000, "num_steps": 2500},
-            num_points=21,
-            num_steps=10,
-        ),
-        remarks=("Curves are computed, not measured: none of these numbers is a bound.",),
-    ),
-    PrivacyRegions(
-        name="regions",
-        title="Privacy regions at epsilon = 1, delta = 1e-5",
-        paper="Figure in section 4: the region of the Gaussian mechanism lies inside that of (epsilon, "
-        "delta)-DP and touches it only near the corners; a nearly optimal attack with fpr = 0.23 shows "
-        "epsilon = 0.3.",
-        settings=simulated({"epsilon": 1.0, "num_points": 401}, num_points=21),
-        remarks=("Regions are computed, not measured: none of these numbers is a bound.",),
-    ),
-    LineApproximation(
-        name="pld",
-        title="Algorithm 4 with 10 and 100 lines against the exact curve",
-        paper="Figure in appendix A: ten lines are close to the curve; they lose an epsilon of the order of "
-        "0.1.",
-        settings=simulated(
-            {
-                "epsilon": 8.0,
-                "num_points": 401,
-                "num_lines": (10, 100),
-                "mechanisms": ("Gaussian", "DP-SGD"),
-                "sample_rate": 4096 / 50000,
-                "num_steps": 2500,
-                "halvings": 12,
-            },
-            num_points=41,
-            num_lines=(10,),
-            num_steps=10,
-            halvings=3,
-        ),
-        remarks=(
-            "The paper's algorithm takes the minimum of the lines, spaced linearly in delta. Every line is a "
-            "guarantee, so the curve is their maximum; the minimum is valid but vacuous. Curves are "
-            "computed, not measured: none of these numbers is a bound.",
-        ),
-    ),
-)
-"""Figures of computed curves."""
