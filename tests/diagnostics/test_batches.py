@@ -40,6 +40,11 @@ def test_a_sum_at_its_limit_is_correct_in_any_precision():
             "sum-rebuilt",
             "not reset before 1 of 3 steps: in step 1",
         ),
+        (
+            step(1.0, 9, row_limit=1.1),
+            "clipping-norm",
+            "of the noise in 1 of 3 steps: in step 1, to 1.1 times",
+        ),
         (step(1.0, 9, sum_changes=(SumChange(1, 3, False),)), "sum-rebuilt", "changes from 1 to 3 clipping"),
         (
             step(1.0, 9, sum_changes=(SumChange(1, 3, True),)),

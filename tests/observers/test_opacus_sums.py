@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from opacus.optimizers import DPOptimizer
+from opacus.schedulers import ExponentialGradClip
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus_runs import DELTA, OTHER_KINDS, run, small_data, train_step, without_clipping
 from torch import nn
@@ -401,6 +402,51 @@ def test_a_schedule_of_the_clipping_norm_is_a_note_and_said_not_to_be_tested(dia
     assert not names(found) & (CERTAIN | {"clipping-norm"})
     assert any("The clipping norm changed 39 times, between 0.2829 and 0.97" in one for one in found.notes)
     assert any(text.startswith("the clipping norm changed during the run") for text in found.not_covered)
+
+
+def scheduled(made, *, is_late, gamma=0.97):
+    """A loop of split batches whose clipping norm shrinks, after each logical batch or after each part."""
+    scheduler = ExponentialGradClip(made.optimizer, gamma=gamma)
+    split = BatchMemoryManager(data_loader=made.loader, max_physical_batch_size=4, optimizer=made.optimizer)
+    with split as loader:
+        num_left = STEPS // 2
+        for inputs, targets in forever(loader):
+            train_step(made, inputs, targets)
+            is_done = not made.optimizer._is_last_step_skipped
+            if is_done or is_late:
+                scheduler.step()
+                if made.ghost:
+                    made.model.max_grad_norm = made.optimizer.max_grad_norm
+            num_left -= is_done
+            if num_left == 0:
+                return
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_clipping_norm_that_shrinks_within_a_step_is_found(diagnosed, mode, seed):
+    found = diagnosed(lambda made: scheduled(made, is_late=True), grad_sample_mode=mode, seed=seed)
+    assert "Rows are clipped to a larger norm than that of the noise" in sentence(found, "clipping-norm")
+    assert sum(one.name == "clipping-norm" for one in found.findings) == 1
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+@pytest.mark.parametrize(("is_late", "gamma"), [(False, 0.97), (True, 1.03)], ids=["by step", "growing"])
+def test_a_clipping_norm_that_shrinks_between_steps_or_grows_is_no_finding(diagnosed, mode, is_late, gamma):
+    def loop(made):
+        scheduled(made, is_late=is_late, gamma=gamma)
+
+    assert not names(diagnosed(loop, grad_sample_mode=mode)) & (CERTAIN | {"clipping-norm"})
+
+
+def test_a_backward_pass_before_the_norm_is_lowered_is_no_finding(diagnosed):
+    def loop(made):
+        inputs, targets = next(iter(made.loader))
+        made.criterion(made.model(inputs), targets).backward()
+        made.optimizer.max_grad_norm = made.model.max_grad_norm = 0.5
+        run(made, STEPS)
+
+    assert "clipping-norm" not in names(diagnosed(loop, grad_sample_mode="ghost"))
 
 
 @pytest.mark.parametrize("kind", ["flat", "adaptive clipping"])

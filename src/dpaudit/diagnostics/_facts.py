@@ -102,7 +102,8 @@ PREPARED = {
     "clipping-norm": (
         "whether gradients are clipped to the norm for which the noise is scaled",
         "A larger norm than that of the noise makes the noise too small.",
-        "was max_grad_norm changed in the optimizer or in the model, but not in both?",
+        "was max_grad_norm changed in the optimizer or in the model, but not in both, or between the parts "
+        "of a batch?",
     ),
     "loader-rate": (
         "whether the loader draws examples as often as the accountant assumes",

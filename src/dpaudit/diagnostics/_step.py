@@ -108,6 +108,8 @@ class ObservedStep:
     """The largest norm that the clipped rows allow; by default, their number."""
     sum_excess: float | None = None
     """The largest ratio of a norm to its limit, if parts of the sum have limits of their own."""
+    row_limit: float | None = None
+    """The largest norm to which rows of the sum were clipped, which must not exceed 1."""
     sum_changes: tuple[SumChange, ...] = ()
     """Changes of the sum after its rows were added."""
     sum_remainder: float = 0.0

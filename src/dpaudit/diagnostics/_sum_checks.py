@@ -29,6 +29,7 @@ _SUM_FINDINGS = {
     "left": ("sum-rebuilt", "The sum is not reset before {}"),
     "changed": ("sum-rebuilt", "The sum changes between clipping and noise in {}"),
     "norm": ("sum-norm", "The sum is longer than its clipped rows allow in {}"),
+    "limit": ("clipping-norm", "Rows are clipped to a larger norm than that of the noise in {}"),
 }
 
 
@@ -87,6 +88,10 @@ class SumRecord:
         if step.sum_remainder > 0:
             text = f"in step {index}, it starts with {step.sum_remainder:.3g} clipping norms"
             self._faults["left"].add(step.sum_remainder, text)
+        if step.row_limit is not None and step.row_limit > 1 + _ROUNDING:
+            self._faults["limit"].add(
+                step.row_limit, f"in step {index}, to {step.row_limit:.4g} times that norm"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was found so far, in plain values."""

@@ -431,6 +431,7 @@ def accumulated(releases: Sequence[ObservedStep]) -> ObservedStep:
         first,
         **{name: combined(name, sum) for name in sums},
         max_row_norm=combined("max_row_norm", max),
+        row_limit=combined("row_limit", max),
         row_digests=combined("row_digests", np.concatenate),
         has_padding=any(release.has_padding for release in releases),
         sum_excess=max(map(_sum_excess, releases)),

@@ -79,6 +79,21 @@ def _with_repeated_class() -> Dataset[Any]:
     return ConcatDataset([data, rare, rare])
 
 
+def _shrink_norm(private: Private, *, per_part: bool) -> None:
+    """Split batches into two parts, and shrink the clipping norm after each part or after each step."""
+    step, optimizer = private.step, private.optimizer
+
+    def step_in_parts(batch: Batch) -> None:
+        middle = len(batch[0]) // 2
+        for is_last, half in ((False, slice(middle)), (True, slice(middle, None))):
+            optimizer.signal_skip_step(do_skip=not is_last)
+            step((batch[0][half], batch[1][half]))
+            if per_part or is_last:
+                optimizer.max_grad_norm *= 0.99
+
+    private.step = step_in_parts  # type: ignore[assignment]
+
+
 # steps
 
 
@@ -212,6 +227,9 @@ SCENARIOS: Mapping[str, Scenario] = {
         options={"model": _Standardized}, fault=assign("model._module.is_tracked", True)
     ),
     "second-optimizer": _replayed(fault=_add_layer, fix=_add_layer, step=_train_added_layer),
+    "norm-within-batch": _observed(
+        fault=partial(_shrink_norm, per_part=True), fix=partial(_shrink_norm, per_part=False)
+    ),
     "non-finite-gradient": _replayed_non_finite(fix=_nan_safe),  # as in Opacus 1.6
     "skip-if-non-finite": _replayed_non_finite(fault=_nan_safe, fix=_nan_safe, step=_skip_non_finite),
 }

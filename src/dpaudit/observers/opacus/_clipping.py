@@ -7,6 +7,7 @@ row of a canary takes the same path as the rows of examples, and changes nothing
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -319,6 +320,15 @@ def clip_for(optimizer: Any, module: Any) -> OpacusClip:
             f"{type(module).__name__}."
         )
     return GhostClip(optimizer, module)
+
+
+def clipped_norm(optimizer: DPOptimizer, module: Any) -> float:
+    """Return the norm to which gradients are clipped now, which ``module`` has with ghost clipping."""
+    norm = optimizer.max_grad_norm
+    if isinstance(optimizer, DPOptimizerFastGradientClipping):
+        of_module = getattr(module, "__dict__", {}).get("max_grad_norm")
+        norm = of_module if isinstance(of_module, int | float) else norm
+    return math.hypot(*map(float, getattr(optimizer, "max_grad_norms", None) or [norm]))
 
 
 class TrainedParameters:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from opacus.accountants import GaussianAccountant
-from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -29,6 +29,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, IterableDataset, Subse
 from dpaudit._types import IntArray
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import CheckResults, ClaimedStep, Finding
+from dpaudit.observers.opacus._clipping import clipped_norm
 from dpaudit.observers.opacus._prepared import PreparedTraining, attached_accounting
 from dpaudit.stats import GIVEN
 
@@ -51,7 +52,6 @@ class LintCheck:
         self._noises: Counter[float] = Counter()
         self._norm_modules = norm_modules(training.network)
         self._mixing: dict[str, Finding] = {}
-        self._clipping: list[Finding] = []
         self._outside = [(name, value, value._version) for name, value in outside_parameters(training)]
 
     def _num_observed(self) -> int:
@@ -69,7 +69,6 @@ class LintCheck:
             self._position = position
         # a model may be switched to evaluation between steps, so look now
         self._mixing |= mixing_lints(self._norm_modules)
-        self._clipping = self._clipping or list(clipping_lints(self._training))
 
     def results(self, claimed: ClaimedStep) -> CheckResults:
         """Return the findings about the steps so far, given the claimed numbers."""
@@ -80,7 +79,6 @@ class LintCheck:
         training, lints = self._training, list[Lint]()
         if self._noises:
             lints += present_lints(training, sample_rate)
-            lints += self._clipping
             lints += self._accounted_lints()
             lints += self._mixing.values()
             changed = [name for name, value, version in self._outside if value._version != version]
@@ -247,12 +245,9 @@ def clipping_lints(training: PreparedTraining) -> Iterator[Finding]:
             "clipping-norm", f"The clipping norm must be positive and finite, got {scale:g}."
         )
         return
-    norms, where = getattr(optimizer, "max_grad_norms", None), "the layers together"
-    if isinstance(optimizer, DPOptimizerFastGradientClipping) and training.module is not None:
-        model_norm, where = vars(training.module).get("max_grad_norm"), "the model"
-        norms = [model_norm] if isinstance(model_norm, int | float) else None
-    clipped = None if norms is None else math.hypot(*map(float, norms))
-    if clipped is not None and not clipped <= scale * (1 + _ROUNDED_BY_USER):
+    clipped = clipped_norm(optimizer, training.module)
+    if not clipped <= scale * (1 + _ROUNDED_BY_USER):
+        where = "the layers together" if hasattr(optimizer, "max_grad_norms") else "the model"
         yield Finding.certain(
             "clipping-norm",
             f"Gradients are clipped to a norm of {clipped:g} by {where}, but the noise is scaled for a norm "

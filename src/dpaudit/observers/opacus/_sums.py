@@ -25,6 +25,7 @@ from dpaudit.observers.opacus._clipping import (
     GhostClip,
     OpacusClip,
     TrainedParameters,
+    clipped_norm,
     has_clipped_rows,
     rows_to_clip,
     tensor_norms,
@@ -60,6 +61,7 @@ class SumObserver:
         self._is_paused = self._was_reset = self._counts_nonzero = False
         self._norm_sample: Tensor | None = None  # of the latest pass, with ghost clipping
         self._coefficients: Tensor | None = None  # of the same pass
+        self._pass_norm: float | None = None  # to which its rows were clipped
         self._gradients = _PassGradients(training.optimizer)  # of the same pass
         self._start_step()
 
@@ -67,6 +69,7 @@ class SumObserver:
         self._rows, self._limit, self._is_exact = 0, 0.0, True
         self._next = 0, 0.0  # rows that are about to be added, and the largest norm of their sum
         self._longest: float | None = 0.0
+        self._row_limit = 0.0  # the largest norm to which its rows were clipped
         self._was_clipped = False
         self._sums: list[tuple[Tensor, int]] | None = None  # tensors and versions after the latest addition
         self._norms: FloatArray = np.zeros(0)
@@ -119,9 +122,12 @@ class SumObserver:
     def _note_coefficients(self, coefficients: Tensor) -> None:
         """Note clipping factors, which a developer may compute without ``get_norm_sample``."""
         if not self._is_paused:
-            self._coefficients = coefficients
+            self._coefficients, self._pass_norm = coefficients, self._clipped_norm()
             if self._norm_sample is None:
                 self._module.get_norm_sample()  # notes the norms
+
+    def _clipped_norm(self) -> float:
+        return clipped_norm(self._optimizer, self._module)
 
     @torch.no_grad()
     def _before_adding(self) -> None:
@@ -207,6 +213,8 @@ class SumObserver:
         if self._is_paused:
             return
         rows, limit = self._next
+        self._row_limit = max(self._row_limit, self._pass_norm or self._clipped_norm())
+        self._pass_norm = None
         self._rows, self._limit, self._was_clipped = self._rows + rows, self._limit + limit, True
         sums = [parameter.summed_grad for parameter in self._optimizer.params]
         if any(total is None for total in sums):  # the observer raises an error about it
@@ -251,6 +259,7 @@ class SumObserver:
             "example_sum_norm": length / norm,
             "sum_limit": self._limit / norm,
             "sum_excess": excess,
+            "row_limit": self._row_limit / norm if self._was_clipped else None,
             "sum_changes": tuple(self._changes),
             "sum_remainder": self._remainder,
             "num_rows": self._rows,
@@ -386,7 +395,7 @@ class ClippingNorms:
         low, high = self._range
         note = (
             f"The clipping norm changed {self._num_changes} times, between {low:.4g} and {high:.4g}: the "
-            "accounting holds if it depends on the number of the step, but not on the data."
+            "accounting holds if it is one norm for all rows of a step, and does not depend on the data."
         )
         gap = "the clipping norm changed during the run: dependence on the data was not tested"
         if any(self._changes.values()):
