@@ -150,6 +150,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # what Opacus and torch say of every private training
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # by PEFT
 # JAX Privacy with a newer optax, and Keras with a newer numpy
 @pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
