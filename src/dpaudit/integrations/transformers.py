@@ -56,7 +56,7 @@ def observe_trainer(
         trainer.callback_handler.callbacks.remove(callback)
 
 
-class _AuditCallback(TrainerCallback):
+class _AuditCallback(TrainerCallback):  # type: ignore[misc]
     """The audit begins when the trainer has its optimizer, and may end the training run."""
 
     def __init__(self, training: AuditedTraining) -> None:
