@@ -9,7 +9,7 @@ from pathlib import Path
 import dpaudit
 from dpaudit.diagnostics import finding_kinds
 from dpaudit.diagnostics._diagnosis import root_findings
-from dpaudit.diagnostics._facts import PREPARED, REPLAYED
+from dpaudit.diagnostics._facts import PREPARED, REPLAYED, UPDATED
 from dpaudit.diagnostics._findings import _IN_ORDER, _OTHERS
 
 SOURCE = Path(dpaudit.__file__).parent
@@ -60,7 +60,7 @@ def test_explanations_are_names_or_groups_of_findings() -> None:
 
 
 def test_a_finding_is_declared_once() -> None:
-    declared = (*_IN_ORDER, *_OTHERS, *REPLAYED, *PREPARED)
+    declared = (*_IN_ORDER, *_OTHERS, *UPDATED, *REPLAYED, *PREPARED)
     assert len(finding_kinds()) == len(declared)
 
 

@@ -15,6 +15,7 @@ TOPICS = {
     "noise": ("Noise", "Statistical tests of the release minus the sum before the noise."),
     "clipping": ("Clipping and sums", "What arrives of canaries, and what clipping adds to a sum."),
     "batches": ("Batches", "Statistical tests of the drawn batches against Poisson sampling."),
+    "updates": ("Updates", "Facts about what changes weights, and what an update is computed from."),
     "replay": ("Replayed steps", "Facts about one step that is run again on a neighboring batch."),
     "settings": ("Settings", "Facts about the training as it was prepared."),
 }

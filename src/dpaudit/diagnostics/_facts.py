@@ -1,4 +1,4 @@
-"""Findings that other packages produce: facts about a replayed step or about settings.
+"""Findings that need no statistics and are produced elsewhere: facts about replayed steps, updates, settings.
 
 They need no statistics, so their tests live with the library that they read. Each has what is tested, why it
 matters, and a question to the developer. A fourth text makes it *to check*: the call that decides a fact
@@ -89,6 +89,17 @@ REPLAYED = {
         "what an example with a non-finite gradient does to the release",
         "A release that is not a number reveals that the example was in the batch.",
         "is a non-finite gradient multiplied by its clipping factor instead of removed?",
+    ),
+}
+
+# What happens to weights between one release and the next.
+UPDATED = {
+    "outside-update": (
+        "whether weights change between an update and the next release",
+        "A change that is computed from data has neither clipping nor noise; decay, averaging or clipping of "
+        "weights by hand is correct.",
+        "does another optimizer, a hook, the forward pass or your loop change weights?",
+        "recorder.replay(train_step)",
     ),
 }
 

@@ -12,13 +12,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
-from dpaudit.diagnostics._facts import PREPARED, REPLAYED
+from dpaudit.diagnostics._facts import PREPARED, REPLAYED, UPDATED
 
-Topic = Literal["noise", "clipping", "batches", "replay", "settings"]
+Topic = Literal["noise", "clipping", "batches", "updates", "replay", "settings"]
 _ADVICE: Mapping[Topic, str] = {
     "noise": "Draw fresh Gaussian noise of the claimed standard deviation for every coordinate and step.",
     "clipping": "Clip the whole gradient of each example to the claimed norm, and sum nothing else.",
     "batches": "Draw batches by Poisson sampling at the claimed rate, or account for your sampling.",
+    "updates": "Change weights by the private update alone, and compute it from its noisy release.",
     "replay": "Compute everything that a step publishes or keeps from its noisy release alone.",
     "settings": "Change the setting before you train, or claim what the setting provides.",
 }
@@ -333,6 +334,7 @@ _OTHERS = (
 FINDINGS: Mapping[str, FindingKind] = MappingProxyType(
     {kind.name: replace(kind, rank=rank) for rank, kind in enumerate(_IN_ORDER)}
     | {kind.name: kind for kind in _OTHERS}
+    | {name: _declared("updates", name, *texts) for name, texts in UPDATED.items()}
     | {name: _declared("replay", name, *texts) for name, texts in REPLAYED.items()}
     | {name: _declared("settings", name, *texts) for name, texts in PREPARED.items()}
 )

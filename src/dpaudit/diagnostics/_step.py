@@ -114,6 +114,8 @@ class ObservedStep:
     """Changes of the sum after its rows were added."""
     sum_remainder: float = 0.0
     """What was left of the previous sum when this one began."""
+    changed_weights: tuple[str, ...] | None = None
+    """Names of parameters that changed between the previous update and this release, which should be none."""
     batch: IntArray | None = None
     """The indices of the examples in the data set."""
     num_examples: int | None = None

@@ -1,6 +1,7 @@
-"""Checks of sums and batches that need no knowledge of the noise.
+"""Checks of sums, updates and batches that need no knowledge of the noise.
 
-:class:`SumRecord` compares the sum of each step with what clipping allows: no statistics are needed.
+:class:`SumRecord` compares the sum of each step with what clipping allows, and notes changes of weights
+outside of the update: no statistics are needed.
 :class:`BatchRecord` compares the number of clipped rows with the number of drawn examples, and tests the
 batches against Poisson sampling. Both are parts of a recorder, which joins their results in ``diagnose()``.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ _SUM_FINDINGS = {
     "norm": ("sum-norm", "The sum is longer than its clipped rows allow in {}"),
     "limit": ("clipping-norm", "Rows are clipped to a larger norm than that of the noise in {}"),
 }
+_TO_CHECK = {"weights": ("outside-update", "Weights change between an update and the next release in {}")}
+_NO_ESTIMATE = {"bypass", "weights"}  # whose size is not on the scale of a limit
 
 
 @dataclass
@@ -48,14 +51,14 @@ class _Worst:
 
 
 class SumRecord:
-    """The sums of all steps, compared with the rows that clipping added to them.
+    """The sums of all steps, compared with the rows that clipping added to them, and changes of the weights.
 
     Nothing here is a statistical test: rounding is allowed for, and any excess is a certain finding.
     """
 
     def __init__(self) -> None:
         self.num_steps, self._num_unknown = 0, 0
-        self._faults = {name: _Worst() for name in (*_SUM_FINDINGS, "shrunk")}
+        self._faults = {name: _Worst() for name in (*_SUM_FINDINGS, *_TO_CHECK, "shrunk")}
 
     def observe(self, step: ObservedStep) -> None:
         """Compare the sum of a step with its rows."""
@@ -88,6 +91,10 @@ class SumRecord:
         if step.sum_remainder > 0:
             text = f"in step {index}, it starts with {step.sum_remainder:.3g} clipping norms"
             self._faults["left"].add(step.sum_remainder, text)
+        if step.changed_weights:
+            first, *others = step.changed_weights
+            text = f"before step {index}, {first}{f' and {len(others)} more' if others else ''}"
+            self._faults["weights"].add(len(step.changed_weights), text)
         if step.row_limit is not None and step.row_limit > 1 + _ROUNDING:
             self._faults["limit"].add(
                 step.row_limit, f"in step {index}, to {step.row_limit:.4g} times that norm"
@@ -121,14 +128,15 @@ class SumRecord:
         )
         notes = (note,) if shrunk.count else ()
         not_covered = unknown if self._num_unknown else ()
-        return CheckResults(certain=tuple(self._findings()), notes=notes, not_covered=not_covered)
+        certain, to_check = (tuple(self._findings(facts)) for facts in (_SUM_FINDINGS, _TO_CHECK))
+        return CheckResults(certain=certain, to_check=to_check, notes=notes, not_covered=not_covered)
 
-    def _findings(self) -> Iterator[Finding]:
-        for fault, (name, text) in _SUM_FINDINGS.items():
+    def _findings(self, facts: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
+        for fault, (name, text) in facts.items():
             worst = self._faults[fault]
             if worst.count:
                 how = text.format(f"{worst.count} of {self.num_steps} steps")
-                estimate = math.nan if fault == "bypass" else worst.size
+                estimate = math.nan if fault in _NO_ESTIMATE else worst.size
                 yield Finding.certain(name, f"{how}: {worst.sentence}.", estimate)
 
 

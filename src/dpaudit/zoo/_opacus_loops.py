@@ -116,6 +116,14 @@ def _divide_by_batch(private: Private, batch: Batch) -> None:
     private.step(batch)
 
 
+def _update_in_backward(private: Private) -> None:
+    def update(parameter: Any) -> None:
+        parameter.data.add_(parameter.grad, alpha=-0.01)
+
+    for parameter in private.optimizer.params:
+        parameter.register_post_accumulate_grad_hook(update)
+
+
 def _loss_of(private: Private, batch: Batch) -> Tensor:
     with torch.no_grad():
         return cross_entropy(private.model(batch[0]), batch[1])
@@ -230,6 +238,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "norm-within-batch": _observed(
         fault=partial(_shrink_norm, per_part=True), fix=partial(_shrink_norm, per_part=False)
     ),
+    "update-in-backward": _observed(fault=_update_in_backward),
     "non-finite-gradient": _replayed_non_finite(fix=_nan_safe),  # as in Opacus 1.6
     "skip-if-non-finite": _replayed_non_finite(fault=_nan_safe, fix=_nan_safe, step=_skip_non_finite),
 }

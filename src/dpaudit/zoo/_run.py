@@ -233,7 +233,7 @@ def _judge_record(evidence: Evidence, recorder: Recorder, confidence: float, *, 
     return replace(
         judged,
         bound_steps=next((bound.num_done for bound in bounds if bound.is_violation), None),
-        tests_steps=evidence.num_steps if result.findings else None,
+        tests_steps=evidence.num_steps if result.findings or result.to_check else None,
     )
 
 
@@ -253,10 +253,11 @@ class Judged:
 
     @property
     def caught_by(self) -> tuple[str, ...]:
-        """The names of everything that flags the run."""
+        """The names of everything that flags the run, facts to check included."""
         result, diagnosis, replay = self.result, self.diagnosis, self.evidence.replay
         names = ["bound"] if result is not None and "privacy" in result.refuted else []
-        names += [] if diagnosis is None else [finding.name for finding in diagnosis.findings]
+        facts = () if diagnosis is None else (*diagnosis.findings, *diagnosis.to_check)
+        names += [fact.name for fact in facts]
         names += ["replay"] if replay is not None and replay.is_violation else []
         return tuple(dict.fromkeys([*names, *(finding.name for finding in self.evidence.certain)]))
 

@@ -39,7 +39,13 @@ from dpaudit.observers.opacus._clipping import (
 )
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 from dpaudit.observers.opacus._lints import LintCheck
-from dpaudit.observers.opacus._post_processing import PostProcessing, Release, evenly_spaced, stride_of
+from dpaudit.observers.opacus._post_processing import (
+    PostProcessing,
+    Release,
+    WeightWatch,
+    evenly_spaced,
+    stride_of,
+)
 from dpaudit.observers.opacus._prepared import OpacusParamsReader, PreparedTraining, updating_optimizer
 from dpaudit.observers.opacus._sampling import SampledMembership
 from dpaudit.observers.opacus._sums import SumObserver
@@ -94,6 +100,7 @@ class OpacusObserver:
         self._step: _Step | None = None
         self._update_depth = 0  # of calls of step() inside each other
         self._post_processing = PostProcessing()
+        self._weight_watch = WeightWatch(training.optimizer.params, training.names, self._weights)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -130,6 +137,7 @@ class OpacusObserver:
         parameters: list[Any] = self._optimizer.params
         sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
         example_norm, fields = self._sums.before_noise(sums)
+        fields["changed_weights"] = self._weight_watch.changed()
         with self._sums.paused():
             self._step = self._insert(sums, example_norm, fields)
         try:
@@ -222,6 +230,8 @@ class OpacusObserver:
 
     def _after_update(self, *_: Any) -> None:
         self._update_depth -= 1
+        if self._update_depth == 0:
+            self._weight_watch.note_update()
 
     def _observed(self, scores: FloatArray, release: Release, divisor: float, step: _Step) -> ObservedStep:
         """Return what was seen of a step."""

@@ -1,6 +1,7 @@
-"""What happens to a noisy gradient between the noise and the update of the weights.
+"""What happens between the noise of a step and the next release: to the noisy gradient, and to the weights.
 
 :class:`PostProcessing` returns the :class:`Release` from which the gradients of an update were computed.
+:class:`WeightWatch` shows weights that change after the update.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import torch
 from torch import Tensor
 
 from dpaudit._torch import largest_absolute
+from dpaudit._types import FloatArray
 from dpaudit.observers.opacus._clipping import CoordinateIndex, at_least_single, flat, tensor_norms
 
 _MAX_COORDINATES = 2**20  # whose largest values are noted
 _ROUNDING = 1e-5  # relative difference of two releases that are the same up to rounding
 _SAME = 1e-4  # relative difference of two steps' factors or limits
 _FACTOR, _NORM, _VALUE = "factor", "norm", "value"
+_FIRST, _EVERY = 10, 16  # steps in which values of weights are compared, which takes a pass over all of them
 
 Update = Callable[[Tensor], Tensor]
 
@@ -202,3 +205,41 @@ def evenly_spaced(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
         offset += tensor.numel()
         if first < tensor.numel():
             yield at_least_single(tensor.detach().reshape(-1)[first::stride])
+
+
+class WeightWatch:
+    """The trained parameters between an update and the next release, where nothing should change them.
+
+    Version counters show a change in every step, except one by ``p.data``. So values are compared too: in the
+    first steps, in some later ones, and after a first change, because weights that are exchanged for a while,
+    as for an evaluation with averages, are the same again.
+    """
+
+    def __init__(self, parameters: Sequence[Any], names: Sequence[str], index: CoordinateIndex) -> None:
+        self._parameters, self._names, self._index = parameters, names, index
+        self._num_updates, self._has_changed = 0, False
+        self.note_update()
+
+    def note_update(self) -> None:
+        """Note the weights at the end of an update."""
+        is_read = self._num_updates < _FIRST or self._num_updates % _EVERY == 0 or self._has_changed
+        self._num_updates += 1
+        self._versions = [parameter._version for parameter in self._parameters]
+        self._values = self._read() if is_read else None
+
+    @torch.no_grad()
+    def _read(self) -> list[FloatArray]:
+        """Return the norm of each parameter, and its numbers at the coordinates."""
+        norms, numbers = tensor_norms(self._parameters), self._index.read(self._parameters).double().cpu()
+        columns = zip(norms, self._index.slices, strict=True)
+        return [np.append(numbers[positions], norm) for norm, positions in columns]
+
+    def changed(self) -> tuple[str, ...] | None:
+        """Return the names of the parameters that changed since the update; None if that is not known."""
+        pairs = zip(self._parameters, self._versions, strict=True)
+        is_touched = any(parameter._version != version for parameter, version in pairs)
+        self._has_changed = self._has_changed or is_touched
+        if self._values is None:
+            return None if is_touched else ()
+        rows = zip(self._names, self._values, self._read(), strict=True)
+        return tuple(name for name, old, new in rows if not np.array_equal(old, new, equal_nan=True))
