@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dpaudit import _validate
 from dpaudit._types import IntArray
 from dpaudit.errors import InputError
-from dpaudit.training._settings import DPSGD, SGD, GaussianSum, PrivateSum, Seeds, generator, initialize
+from dpaudit.training._settings import DPSGD, SGD, Adam, GaussianSum, PrivateSum, Seeds, generator, initialize
 from dpaudit.training._training import Training
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble._layers import Stack, StackedRows
@@ -39,9 +39,9 @@ def train_stacked(
     expected_batch_size: float,
 ) -> Tensor:
     """Train the models with weights ``flat`` in place; return the weights."""
-    assert isinstance(settings.optimizer, SGD)
     noise = [generator(each.noise, flat.device) for each in seeds]
-    optimizer, total = StackedSGD(settings.optimizer, flat), torch.empty_like(flat)
+    weights, total = nn.Parameter(flat, requires_grad=False), torch.empty_like(flat)
+    optimizer = settings.optimizer.build([weights])  # updates each number alone, and thus each model
     squares = stack.squares(data.inputs)
     for table, sizes in padded_batches(batches):
         indices = table.view(-1).to(flat.device)
@@ -49,7 +49,8 @@ def train_stacked(
         real = (torch.arange(table.shape[1]) < sizes[:, None]).view(-1).to(flat.device)
         batch_squares = None if squares is None else squares.index_select(0, indices)
         rows = stack.rows(flat, inputs, targets, real=real, loss=loss, squares=batch_squares)
-        optimizer.step(private_sum(mechanism, rows, sizes, noise, total), expected_batch_size)
+        weights.grad = private_sum(mechanism, rows, sizes, noise, total).div_(expected_batch_size)
+        optimizer.step()
     return flat
 
 
@@ -80,31 +81,6 @@ def _fill_with_noise(mechanism: PrivateSum, generators: Sequence[torch.Generator
         return
     for row, generator in zip(out, generators, strict=True):
         row.copy_(mechanism.noise(row, generator))
-
-
-class StackedSGD:
-    """SGD as in torch, for weights with one row per model."""
-
-    def __init__(self, optimizer: SGD, flat: Tensor) -> None:
-        self._optimizer, self._flat = optimizer, flat
-        self._velocity: Tensor | None = None
-
-    def step(self, total: Tensor, expected_batch_size: float) -> None:
-        """Update with the gradient ``total / expected_batch_size``; ``total`` may be overwritten."""
-        settings = self._optimizer
-        if settings.momentum == 0.0 and settings.weight_decay == 0.0:
-            self._flat.add_(total, alpha=-settings.learning_rate / expected_batch_size)
-            return
-        gradient = total.div_(expected_batch_size)
-        if settings.weight_decay:
-            gradient.add_(self._flat, alpha=settings.weight_decay)
-        if settings.momentum:
-            if self._velocity is None:
-                self._velocity = gradient.clone()
-            else:
-                self._velocity.mul_(settings.momentum).add_(gradient)
-            gradient = self._velocity
-        self._flat.add_(gradient, alpha=-settings.learning_rate)
 
 
 def drawn_batches(*, num_examples: int, present: bool, settings: DPSGD, seeds: Seeds) -> list[IntArray]:
@@ -183,8 +159,8 @@ class Ensemble:
     all models.
 
     Linear layers, convolutions and layers without weights are computed for ``models_at_once`` models
-    together. Any other model, or any optimizer other than SGD, is trained by ``Training``, one model after
-    another. Frozen parameters and buffers must be the same in all models that ``build`` returns.
+    together. Any other model, or another optimizer than SGD and Adam, is trained by ``Training``, one model
+    after another. Frozen parameters and buffers must be the same in all models that ``build`` returns.
     """
 
     build: Callable[[], nn.Module]
@@ -295,6 +271,6 @@ class Ensemble:
     @cached_property
     def _stack(self) -> Stack | None:
         """Layers to train many models together; None if the settings or the model do not allow it."""
-        if type(self.settings.optimizer) is not SGD or self.settings.augmentation is not None:
+        if type(self.settings.optimizer) not in (SGD, Adam) or self.settings.augmentation is not None:
             return None
         return Stack.of(self._pattern, self.data.shape)
