@@ -26,14 +26,21 @@ from dpaudit.training import (
     Step,
     Training,
     accuracy,
-    clipped_sum,
     cross_entropy,
     generator,
     initialize,
 )
 from dpaudit.training.broken import ClippedAfterMean, NoNoiseWhenEmpty
 from dpaudit.training.data import Dataset, digits
-from dpaudit.training.gradients import DenseRows, Rows, flat_parameters, num_parameters
+from dpaudit.training.gradients import (
+    DenseRows,
+    Rows,
+    add_clipped,
+    flat_parameters,
+    flat_zeros,
+    num_parameters,
+    per_example,
+)
 from dpaudit.training.models import conv_net, mlp
 
 DIGITS = digits()
@@ -77,7 +84,8 @@ def test_a_step_is_the_one_that_algorithm_2_describes() -> None:
     indices = PoissonSampling(0.05).indices(len(DIGITS), generator(Seeds.of(1).sampling))
     noise = torch.empty_like(before).normal_(generator=generator(Seeds.of(1).noise)) * 1.5 * 0.5
     batch = Batch(*DIGITS.at(indices))
-    clipped = clipped_sum(run.model, cross_entropy, batch, 0.5).vector
+    clipped = flat_zeros(run.model)
+    add_clipped(per_example(run.model, cross_entropy, batch), 0.5, clipped)
     step = run.step()
     assert step.batch_size == len(indices)
     assert torch.equal(step.indices, indices)

@@ -27,7 +27,7 @@ from dpaudit.training._settings import (
 )
 from dpaudit.training._training import Diagnose, Hook, Step, Training, accuracy
 from dpaudit.training.audits import EndToEnd, OneRun, TwoBatches
-from dpaudit.training.gradients import Batch, clipped_sum, cross_entropy
+from dpaudit.training.gradients import Batch, cross_entropy
 
 __all__ = [
     "DPSGD",
@@ -50,7 +50,6 @@ __all__ = [
     "Training",
     "TwoBatches",
     "accuracy",
-    "clipped_sum",
     "cross_entropy",
     "generator",
     "initialize",

@@ -28,11 +28,9 @@ from dpaudit.errors import InputError
 
 __all__ = [
     "Batch",
-    "ClippedSum",
     "DenseRows",
     "Loss",
     "Rows",
-    "clipped_sum",
     "cross_entropy",
     "flat_parameters",
     "num_parameters",
@@ -89,27 +87,6 @@ class Batch:
     def views(self) -> Tensor:
         """The inputs, with shape examples x augmentations x input shape."""
         return self.inputs.view(len(self), self.multiplicity, *self.inputs.shape[1:])
-
-
-@dataclass(frozen=True, eq=False)
-class ClippedSum:
-    """Sum of clipped gradients, and their norms before clipping. Neither is private yet."""
-
-    vector: Tensor
-    norms: Tensor
-
-    @property
-    def num_examples(self) -> int:
-        """The number of gradients that were added."""
-        return len(self.norms)
-
-
-def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, max_grad_norm: float) -> ClippedSum:
-    """Clip the gradient of every example to ``max_grad_norm`` and return their sum as one flat vector."""
-    _validate.positive("max_grad_norm", max_grad_norm)
-    vector = flat_zeros(model)
-    norms = add_clipped(per_example(model, loss, batch), max_grad_norm, vector)
-    return ClippedSum(vector, norms)
 
 
 def per_example(model: nn.Module, loss: Loss, batch: Batch) -> Iterable[Rows]:

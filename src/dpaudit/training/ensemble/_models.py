@@ -24,9 +24,6 @@ from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, tra
 Score = Callable[[Tensor, int], Tensor]
 """Function from logits (models x classes) and a class to one number per model; larger means "present"."""
 
-_ROUNDING = 1e-9  # relative to the largest squared singular value: smaller differences are rounding errors
-# a shorter projection is mostly rounding error; below a million features, some unit vector has a longer one
-
 
 @dataclass(frozen=True, eq=False)
 class TrainedModels:
