@@ -42,8 +42,7 @@ OPEN_NOTHING = {
     ("cli/_exit_status.py", "_discard_output"),
     ("experiments/trials/_worker.py", "_descendants"),
     ("experiments/trials/_worker.py", "_open_marked"),
-    ("zoo/_run.py", "_read"),  # catalogues that come with dpaudit
-    ("experiments/reproduction/_figure.py", ""),
+    ("_io.py", "packaged"),  # catalogues that come with dpaudit
 }
 WRITERS = {
     "write_text",

@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import resources
 from io import BufferedReader
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -217,6 +218,11 @@ def open_file(path: str | Path) -> BufferedReader:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise InputError(f"{path} is a pipe or a device, not a file.")
+
+
+def packaged(*names: str) -> str:
+    """Return the text of a file that comes with dpaudit."""
+    return resources.files("dpaudit").joinpath(*names).read_text("utf-8")
 
 
 def map_array(path: Path) -> npt.NDArray[Any]:

@@ -122,6 +122,7 @@ def is_caught(run: dict[str, Any]) -> bool:
 def code_version() -> str:
     """Return a hash of the code that a run depends on."""
     files = sorted((ROOT / "src" / "dpaudit").rglob("*.py"))
+    files += [ROOT / "src" / "dpaudit" / "zoo" / "faults.toml"]
     files += [Path(__file__).parent / name for name in ("_detection_runs.py", "_unseen_faults.py")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 

@@ -10,7 +10,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -168,9 +167,10 @@ def explain(*, name: _Name = None, as_json: Json = False) -> None:
 
 def _explained(kind: FindingKind) -> dict[str, Any]:
     """Return what the registry and the zoo say about a finding, as sentences."""
+    from dpaudit._io import packaged  # noqa: PLC0415
     from dpaudit.diagnostics import finding_kinds  # noqa: PLC0415
 
-    catalogue = (resources.files("dpaudit") / "zoo" / "catalogue.toml").read_text()
+    catalogue = packaged("zoo", "catalogue.toml")
     sources = kind.follows | kind.may_follow
     return {
         "name": kind.name,

@@ -13,7 +13,6 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Any, TypeAlias
 
 import torch
@@ -433,4 +432,4 @@ def example(name: str) -> str:
     """Return the text of a commented config."""
     if name not in EXAMPLES:
         raise InputError(f"{name!r} is not an example; choose from {', '.join(EXAMPLES)}.")
-    return (resources.files("dpaudit.experiments") / "examples" / f"{name}.toml").read_text(encoding="utf-8")
+    return _io.packaged("experiments", "examples", f"{name}.toml")

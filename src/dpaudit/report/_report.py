@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -231,9 +230,7 @@ def _settings(folder: Path) -> dict[str, str]:
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of :meth:`Report.to_dict`."""
-    name = f"report-{SCHEMA_VERSION}.json"
-    text = (resources.files("dpaudit.report") / "schema" / name).read_text(encoding="utf-8")
-    document: dict[str, Any] = json.loads(text)
+    document: dict[str, Any] = json.loads(_io.packaged("report", "schema", f"report-{SCHEMA_VERSION}.json"))
     return document
 
 

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from importlib import import_module, metadata, resources
+from importlib import import_module, metadata
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -86,12 +86,7 @@ def _entry(values: dict[str, Any]) -> Entry:
     return Entry(scenario=scenario, expected=expected, **values)
 
 
-def _read() -> tuple[Entry, ...]:
-    text = resources.files("dpaudit.zoo").joinpath("catalogue.toml").read_text()
-    return tuple(_entry(values) for values in tomllib.loads(text)["entry"])
-
-
-ENTRIES = _read()
+ENTRIES = tuple(map(_entry, tomllib.loads(_io.packaged("zoo", "catalogue.toml"))["entry"]))
 ENTRIES_OF_PUBLIC_CODE = tuple(entry for entry in ENTRIES if entry.family is None)
 """Faults that were reported for public code, each observed in the way that suits it best."""
 ENTRIES_FOUND_BY_TESTS = tuple(entry for entry in ENTRIES if entry.family is not None)

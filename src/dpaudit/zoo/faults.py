@@ -13,12 +13,15 @@ the native engine are in :mod:`dpaudit.training.broken`.
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy import special
 
+from dpaudit._io import packaged
 from dpaudit.errors import InputError
 from dpaudit.zoo._injection import (
     OBSERVERS,
@@ -50,10 +53,6 @@ __all__ = [
     "scaled",
     "split_leaves",
 ]
-
-_LOOPS = ("hooks", "ghost", "layer", "jax")  # training loops, which draw batches
-_ROWS = ("step", "func", "hooks", "layer", "jax")  # where clipping has rows: ghost clipping has norms only
-_FLAT = ("step", "func", "hooks", "jax")  # where all leaves are clipped together, and have rows
 
 
 # --- noise on a lattice or from a pool
@@ -264,181 +263,60 @@ def weighted(rng: np.random.Generator, n: int, q: float, num_steps: int) -> list
     return [np.flatnonzero(rng.random(n) < q * weight / weight.mean()) for _ in range(num_steps)]
 
 
-_amount = partial(Fault, family="Amount of noise")
-_lattice = partial(Fault, family="Noise on a lattice or from a pool")
-_tails = partial(Fault, family="Noise with no tails")
-_shared = partial(Fault, family="Shared noise")
-_by_data = partial(Fault, family="Noise that depends on the data")
-_clipping = partial(Fault, family="Clipping of another norm or another thing")
-_sums = partial(Fault, family="Sums that are not sums of clipped rows")
-_sampling = partial(Fault, family="Sampling", observers=_LOOPS)
+PARTS: Mapping[str, Mapping[str, Any]] = {
+    "less-noise": {"noise": lambda draw, factor: factor * draw.normal()},
+    "half-precision": {"noise": half_precision},
+    "fixed-point": {"noise": fixed_point},
+    "table": {"noise": table},
+    "box-muller": {"noise": box_muller},
+    "cut": {"noise": cut},
+    "irwin-hall": {"noise": sum_of_uniforms},
+    "uniform": {"noise": lambda draw, _: draw.std * draw.rng.random(draw.shape)},
+    "laplace": {"noise": lambda draw, _: draw.rng.laplace(scale=draw.std * np.sqrt(0.5), size=draw.shape)},
+    "rolled": {"noise": rolled},
+    "shifted": {"noise": shifted},
+    "shared": {"noise": shared},
+    "low-rank": {"noise": low_rank},
+    "forked": {"noise": forked},
+    "seed-plus-index": {"noise": seed_plus_index},
+    "std-by-size": {"std": by_size},
+    "std-by-norm": {"std": by_longest},
+    "by-value": {"clip": by_value},
+    "by-largest": {"clip": by_largest},
+    "by-row": {"clip": partial(by_axis, axis=-1)},
+    "by-leaf": {"clip": by_leaf},
+    "leaves-noised-twice": {"clip": by_leaf, "noise": lambda draw, _: draw.normal() + draw.normal()},
+    "capped": {"factor": capped},
+    "overflow": {"factor": overflowing},
+    "forgotten-bias": {"factor": partial(without_leaves, keep=slice(-1))},
+    "left-out": {"factor": lambda norms, limit, keep, xp: without_leaves(norms, limit, None, xp, keep=keep)},
+    "short-scaled": {"factor": short_times},
+    "larger-limit": {"factor": larger_limit},
+    "shortcut": {
+        "factor": lambda norms, limit, share, xp: (1 + share) * clip_factors(flat_norms(norms, xp), limit, xp)
+    },
+    "left-over": {"after": lambda last_sum, _, share: share * last_sum},
+    "raw-added": {"after": lambda _, raw_sum, share: share * raw_sum},
+    "shuffled": {"batches": shuffled},
+    "same-epochs": {"batches": same_epochs},
+    "replacement": {"batches": with_replacement},
+    "duplicates": {"batches": duplicates},
+    "weighted": {"batches": weighted},
+    "bf16-release": {"rounded": lambda release: release.astype(_bfloat16()).astype(np.float32)},
+    "more-noise": {"noise": lambda draw, _: 1.3 * draw.normal()},
+}
+"""What faults and twins replace; the others change the training loop, or nothing."""
 
-FAULTS = (
-    _amount(
-        "less-noise",
-        "noise is a fraction of the claim",
-        sizes=(0.9, 0.95, 0.97, 0.99),
-        noise=lambda draw, factor: factor * draw.normal(),
-    ),
-    _lattice(
-        "half-precision",
-        "noise drawn in half precision",
-        sizes=("bf16", "fp16"),
-        required="fp16",
-        noise=half_precision,
-    ),
-    _lattice(
-        "fixed-point",
-        "noise rounded to a fraction of its standard deviation: 1 / size",
-        sizes=(512, 4096, 65536, 2**20),
-        noise=fixed_point,
-    ),
-    _lattice("table", "noise from a table of this size", sizes=(4096, 2**17, 10**6), noise=table),
-    _tails(
-        "cut",
-        "noise cut at this number of standard deviations, with its variance restored",
-        sizes=(2.0, 3.0, 4.0, 4.5),
-        required=4.0,
-        noise=cut,
-    ),
-    _tails(
-        "irwin-hall",
-        "sum of this number of uniform numbers",
-        sizes=(4, 12, 24),
-        required=12,
-        noise=sum_of_uniforms,
-    ),
-    _shared(
-        "rolled",
-        "noise of the first step, rolled by this number per step",
-        sizes=(7, 101),
-        required=101,
-        noise=rolled,
-    ),
-    _shared(
-        "shifted",
-        "two matrices read the same stream, the second this much later",
-        sizes=(5, 50),
-        required=50,
-        noise=shifted,
-    ),
-    _shared(
-        "shared",
-        "two matrices have noise with this correlation",
-        sizes=(1.0, 0.3, 0.1, 0.05, 0.02),
-        noise=shared,
-    ),
-    _shared("low-rank", "noise of this rank", sizes=(50, 300, 500), noise=low_rank),
-    _by_data(
-        "std-by-size",
-        "standard deviation times (batch size / expected) to this power",
-        sizes=(1.0, 0.5, 0.25),
-        required=0.5,
-        std=by_size,
-    ),
-    _by_data(
-        "std-by-norm",
-        "this share of the standard deviation follows the longest clipped gradient",
-        sizes=(1.0, 0.5, 0.2),
-        std=by_longest,
-    ),
-    _clipping("by-value", "clipped by value", observers=_ROWS, clip=by_value),
-    _clipping("by-largest", "clipped by the largest number", observers=_ROWS, clip=by_largest),
-    _clipping(
-        "by-row", "each row of a matrix clipped alone", observers=_ROWS, clip=partial(by_axis, axis=-1)
-    ),
-    _clipping("by-leaf", "each leaf clipped alone", observers=_FLAT, clip=by_leaf),
-    _clipping(
-        "capped", "norm capped at this number of clipping norms", sizes=(20.0, 100.0, 1000.0), factor=capped
-    ),
-    _clipping("overflow", "norm overflows in half precision", factor=overflowing),
-    _clipping(
-        "forgotten-bias",
-        "norm without a bias of three numbers",
-        factor=partial(without_leaves, keep=slice(-1)),
-    ),
-    _clipping(
-        "short-scaled",
-        "gradients shorter than the clipping norm multiplied by this factor",
-        sizes=(8.0, 3.0, 1.8),
-        factor=short_times,
-    ),
-    _clipping(
-        "larger-limit",
-        "clipped at this number of clipping norms",
-        sizes=(1.5, 1.2, 1.1, 1.05),
-        factor=larger_limit,
-    ),
-    _sums(
-        "left-over",
-        "this share of the last sum is left over",
-        sizes=(1.0, 0.5, 0.2, 0.1),
-        required=0.2,
-        after=lambda last_sum, _, share: share * last_sum,
-    ),
-    _sums(
-        "raw-added",
-        "this share of the raw gradient is added after the noise",
-        sizes=(0.3, 0.1, 0.05),
-        required=0.1,
-        observers=("step", "hooks", "ghost", "layer", "jax"),
-        after=lambda _, raw_sum, share: share * raw_sum,
-    ),
-    _sums("bypass", "backward pass without the private criterion", observers=("ghost",), loop="bypass"),
-    _sums("doubled", "each batch is accumulated twice", loop="doubled"),
-    _sums("two-rows", "two rows per example, each clipped alone", loop="two rows"),
-    _sums("padding", "batches are filled up with copies", observers=_LOOPS, loop="padding"),
-    _sampling("shuffled", "shuffled batches of a fixed size", batches=shuffled),
-    _sampling("same-epochs", "the same batches in every epoch", batches=same_epochs),
-    _sampling("replacement", "examples drawn with replacement", batches=with_replacement),
-    _sampling("duplicates", "an example twice in a batch", batches=duplicates),
-    _sampling("two-batches", "two Poisson batches per step", loop="two batches"),
-    _sampling("weighted", "weighted sampling", batches=weighted),
-)
 
-TWINS = (
-    Fault("correct", "the library's own code (steps: correct code of a developer)"),
-    Fault(
-        "bf16-release",
-        "the release is stored in bfloat16",
-        rounded=lambda release: release.astype(_bfloat16()).astype(np.float32),
-    ),
-    Fault("more-noise", "noise 1.3 times the claim", noise=lambda draw, _: 1.3 * draw.normal()),
-)
-"""Correct training runs, of which nothing may be reported."""
+def _fault(name: str, *, sizes: Iterable[Any] = (None,), **values: Any) -> Fault:
+    return Fault(name, sizes=tuple(sizes), **values, **PARTS.get(name, {}))
 
-STEP_FAULTS = (
-    _lattice("box-muller", "noise in pairs from uniform numbers of this number of bits", noise=box_muller),
-    _tails(
-        "uniform",
-        "noise is uniform between 0 and 1",
-        noise=lambda draw, _: draw.std * draw.rng.random(draw.shape),
-    ),
-    _tails(
-        "laplace",
-        "Laplace noise of the same variance",
-        noise=lambda draw, _: draw.rng.laplace(scale=draw.std * np.sqrt(0.5), size=draw.shape),
-    ),
-    _shared("forked", "two halves have the same noise", noise=forked),
-    _shared("seed-plus-index", "the noise of a leaf returns later at another leaf", noise=seed_plus_index),
-    _clipping(
-        "leaves-noised-twice",
-        "each leaf clipped alone, with noise that is added twice",
-        clip=by_leaf,
-        noise=lambda draw, _: draw.normal() + draw.normal(),
-    ),
-    _clipping(
-        "left-out",
-        "norm of these leaves only",
-        factor=lambda norms, limit, keep, xp: without_leaves(norms, limit, None, xp, keep=keep),
-    ),
-    _sums(
-        "shortcut",
-        "this share of the noiseless sum is added to the release",
-        factor=lambda norms, limit, share, xp: (1 + share) * clip_factors(flat_norms(norms, xp), limit, xp),
-    ),
+
+_CATALOGUE = tomllib.loads(packaged("zoo", "faults.toml"))
+FAULTS, TWINS, STEP_FAULTS = (
+    tuple(_fault(**values) for values in _CATALOGUE[group]) for group in ("faults", "twins", "step_faults")
 )
-"""Faults of steps in NumPy that the zoo has in addition."""
+"""Faults of any training run; correct runs, of which nothing may be reported; more faults of NumPy steps."""
 
 _BY_NAME = {fault.name: fault for fault in (*FAULTS, *TWINS, *STEP_FAULTS)}
 

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import resources
 from itertools import product
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -122,9 +121,7 @@ class Need:
     """Pairs of a file in the data directory and the name of the data in configs."""
 
 
-CATALOGUE: Mapping[str, Any] = tomllib.loads(
-    resources.files("dpaudit.experiments.reproduction").joinpath("figures.toml").read_text("utf-8")
-)
+CATALOGUE: Mapping[str, Any] = tomllib.loads(_io.packaged("experiments", "reproduction", "figures.toml"))
 """All figures, and what they share."""
 NEEDS = {table["paper"]: Need(**table) for table in CATALOGUE["data"]}
 
