@@ -21,7 +21,6 @@ from dpaudit.diagnostics._findings import FINDINGS
 from dpaudit.errors import InputError
 from dpaudit.experiments._analysis import RunScores
 from dpaudit.report import Format, Report, Run, read_run
-from dpaudit.report._page import summary
 from dpaudit.report._report import _observations, read_own_run
 
 Copy = Callable[..., Path]
@@ -111,15 +110,15 @@ def test_findings_of_diagnostics_are_shown() -> None:
 def test_a_report_says_what_the_tests_of_the_noise_found_or_that_they_were_not_run(
     runs: dict[str, Path], copied: Copy
 ) -> None:
-    def told(folder: Path) -> str:
-        return dict(summary(read_run(folder)))["noise tests"]
+    def told(folder: Path) -> list[str]:
+        return [text for label, text in read_run(folder).details if label == "finding"]
 
-    assert told(runs["correct"]) == "no findings"
-    assert told(runs["broken"]).startswith("flagged by noise-variance")
+    assert told(runs["correct"]) == []
+    assert told(runs["broken"])[0].startswith("noise-variance")
     untested = Report(
         runs=(read_own_run(copied(lambda values: values.pop("diagnosis")), name="own"),), title="t"
     )
-    assert "| noise tests | not run |" in untested.to_text(Format.MARKDOWN)
+    assert "| errors |" not in untested.to_text(Format.MARKDOWN)
     assert "<h3>Tests</h3>" not in untested.to_text()
     page = Report.read([runs["correct"]]).to_text()
     assert "<h3>Tests</h3>" in page
@@ -135,7 +134,7 @@ def test_findings_without_a_bound_above_the_claim_are_a_violation_of_the_mechani
         values |= {"diagnosis": tests, "verdict": "VIOLATION", "refuted": ["mechanism"]}
 
     run = read_own_run(copied(flagged, name="correct"), name="own")
-    assert "| noise tests | flagged by noise" in Report(runs=(run,), title="t").to_text(Format.MARKDOWN)
+    assert "| finding | noise" in Report(runs=(run,), title="t").to_text(Format.MARKDOWN)
     assert run.block.title == "VIOLATION (mechanism)"
     assert run.block.numbers.endswith("is for another mechanism")
 
@@ -295,7 +294,7 @@ def test_a_run_without_estimates_has_none(copied: Copy) -> None:
     run = read_own_run(copied(lambda values: values.pop("estimate")), name="own")
     assert run.estimate is None
     assert run.to_dict()["estimate"] is None
-    assert "estimate" not in dict(summary(run))
+    assert "estimate" not in dict(run.details)
 
 
 def test_estimates_are_read_as_they_were_written(runs: dict[str, Path]) -> None:
@@ -305,7 +304,7 @@ def test_estimates_are_read_as_they_were_written(runs: dict[str, Path]) -> None:
     assert run.estimate.to_dict() == stored
     assert run.estimate.noise_ratio is not None
     assert run.estimate.noise_ratio.low < 0.4 < run.estimate.noise_ratio.high
-    assert dict(summary(run))["estimate"].startswith("effective noise 0.")
+    assert dict(run.details)["estimate"].startswith("effective noise 0.")
     page = Report(runs=(run,), title="A run").to_text(Format.HTML)
     assert "True positive rates" in page
     assert "an estimate for this attack, not a bound" in page

@@ -567,7 +567,7 @@ def test_a_result_that_was_changed_is_not_shown_in_part(small: Runs) -> None:
     resealed(small.at)
     status, _, text = small._call("run", small.config)
     assert status == 2
-    assert "result.json is damaged; delete it and run the same command again to recreate it." in text
+    assert "result.json is damaged" in text
     path.unlink()
     assert small._call("run", small.config)[:2] == small.expected["finished"]["run"][:2]
     assert json.loads(path.read_text())["timing"] is not None

@@ -97,34 +97,26 @@ def verify(folder: str | Path) -> Verification:
     )
 
 
-def verify_finished(folder: Path) -> Verified | None:
+def verify_finished(folder: Path, *, is_own: bool = False) -> Verified | None:
     """Return the checked result of a sealed run; None without a seal.
 
     Such a run can be resumed: its numbers are then computed again from the checkpoint or the stored trials.
+    The numbers of a run that this process has just made itself (``is_own``) need not be derived again.
     """
     seal = check_seal(folder)
     if seal is None:
         return None
     values = read_json(folder / "result.json")
-    return Verified(values, seal, remarks_on(folder, values, seal))
-
-
-def remarks_on(folder: Path, values: Mapping[str, Any], seal: Seal | None) -> tuple[str, ...]:
-    """Recompute a result; return what a reader has to know, raise if it contradicts the scores."""
-    if seal is None:
-        raise InputError(
-            f"{folder} has no manifest.json: the run was interrupted before it was sealed, or the manifest "
-            "was removed; restore it, or repeat the dpaudit run command, which derives the result again "
-            "and seals it."
-        )
-    verify_against_scores(folder, values)
-    return (f"Removed since the run was sealed: {', '.join(seal.absent)}.",) if seal.absent else ()
+    if not is_own:
+        verify_against_scores(folder, values)
+    remarks = (f"Removed since the run was sealed: {', '.join(seal.absent)}.",) if seal.absent else ()
+    return Verified(values, seal, remarks)
 
 
 def verify_against_scores(folder: Path, values: Mapping[str, Any]) -> None:
     """Raise unless a result is what follows from scores, config and starts, or if these are missing."""
     path = folder / "result.json"
-    with _as_damage(path):
+    with as_damage(path):
         if values.get("schema_version") != RESULT_SCHEMA:
             raise InputError(f"schema_version must be {RESULT_SCHEMA}.")
         config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
@@ -202,18 +194,16 @@ def _is_close(key: str, stored: object, expected: object, rel_tol: float) -> boo
 
 
 @contextmanager
-def _as_damage(path: Path) -> Iterator[None]:
-    """Add the name of the result to errors; a value of another type is damage."""
+def as_damage(path: Path) -> Iterator[None]:
+    """Add the name of a file to the error about an invalid value; a value of another type is damage."""
     try:
         yield
     except InputError as error:
         if str(path.parent) in str(error):
             raise
         raise InputError(f"{str(error).removesuffix('.')}, in {path}.") from error
-    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{path} is damaged; delete it and run the same command again to recreate it."
-        ) from error
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged: it is not as a run writes it.") from error
 
 
 def _require_settings(audit: Mapping[str, Any]) -> None:

@@ -28,8 +28,7 @@ from dpaudit.report._plots import (
 )
 from dpaudit.report._run import Run
 from dpaudit.report._svg import table
-from dpaudit.stats import Verdict, errors_line
-from dpaudit.stats import summary as result_summary
+from dpaudit.stats import Verdict
 from dpaudit.stats._block import rounded
 
 COMPARISON_HEADER = (
@@ -39,6 +38,8 @@ COMPARISON_HEADER = (
     "lower bound",
     "detectable epsilon",
 )
+# facts that a page shows apart from the method
+_SHOWN_ELSEWHERE = "finding", "possible cause", "to check", "assumes", "not covered", "note"
 
 
 def comparison_row(run: Run) -> list[str]:
@@ -53,39 +54,14 @@ def comparison_row(run: Run) -> list[str]:
     ]
 
 
-def summary(run: Run) -> list[tuple[str, str]]:
-    """Return the claim, bound, kind, method, power, estimates and noise tests as labels and sentences."""
-    lines = result_summary(
-        run.claim.summary,
-        run.bound.statement,
-        run.bound.label,
-        run.power,
-        parts=run.claim.parts,
-        attack_power=run.attack_power,
-        p_value=run.p_value if run.verdict is Verdict.VIOLATION else None,
-    )
-    tests = "not run"
-    if run.diagnosis is not None:
-        names = ", ".join(finding.name for finding in run.diagnosis.findings)
-        tests = f"flagged by {names}" if names else "no findings"
-    kind = f"{run.bound.kind}: {run.bound.kind.meaning}"
-    estimates = [] if run.estimate is None else run.estimate.lines(brief=False)
-    after_bound = [label for label, _ in lines].index("bound") + 1
-    lines.insert(after_bound, ("kind", kind))
+def facts(run: Run) -> list[tuple[str, str]]:
+    """Return all facts of a result as labels and sentences, and the meaning of the kind of its bound."""
+    rows = [("kind", f"{run.bound.kind}: {run.bound.kind.meaning}"), *run.details]
     # long numbers, such as that of expected=0.4876240079365079, are shortened
-    lines = [(label, re.sub(r"\d+\.\d{5,}", lambda n: f"{float(n[0]):.4g}", text)) for label, text in lines]
-    return [*lines, *estimates, ("noise tests", tests), *_errors(run)]
+    return [(label, re.sub(r"\d+\.\d{5,}", lambda n: f"{float(n[0]):.4g}", text)) for label, text in rows]
 
 
-def _errors(run: Run) -> list[tuple[str, str]]:
-    """Return how bound and tests share the error rate, if they do."""
-    if run.refuted is None or run.diagnosis is None:
-        return []
-    shares = run.bound.confidence, run.diagnosis.confidence
-    return [("errors", errors_line(*shares, len(run.diagnosis.checks)))]
-
-
-def diagnosis_sentences(run: Run, diagnosis: Diagnosis) -> tuple[str, str]:
+def _diagnosis_sentences(run: Run, diagnosis: Diagnosis) -> tuple[str, str]:
     """Return the number of findings, and how they relate to the verdict."""
     meaning = "These tests have their own error rate, and the verdict does not rest on them."
     if run.refuted is not None:
@@ -96,16 +72,6 @@ def diagnosis_sentences(run: Run, diagnosis: Diagnosis) -> tuple[str, str]:
             "epsilon."
         )
     return findings_sentence(diagnosis), meaning
-
-
-def lists(run: Run) -> list[tuple[str, Sequence[str]]]:
-    """Return what stands below the summary: labels, each with sentences, of which there may be none."""
-    return [
-        ("possible causes", run.likely_causes),
-        ("assumes", run.assumptions),
-        ("not covered", run.not_covered),
-        ("notes", run.notes),
-    ]
 
 
 def sections(run: Run) -> list[tuple[str, Mapping[str, str]]]:
@@ -256,7 +222,8 @@ def _folded_parts(run: Run, shared: frozenset[str]) -> Iterator[Html | None]:
     if rows := list(_findings(run)):
         yield _folded("Findings", definitions(rows, "grounds"))
     yield _folded_list("Assumptions", [text for text in run.assumptions if text not in shared])
-    yield _folded("Method", definitions(summary(run), "grounds"))
+    method = [(label, text) for label, text in facts(run) if label not in _SHOWN_ELSEWHERE]
+    yield _folded("Method", definitions(method, "grounds"))
     if run.diagnosis is not None:
         yield _folded("Tests", *_diagnosis(run, run.diagnosis))
     if figures := list(_plots(run)):
@@ -308,7 +275,7 @@ def _diagnosis(run: Run, diagnosis: Diagnosis) -> Iterator[Html]:
         (check.name, f"{check.p_value:.2g}", "finding" if check.name in flagged else "")
         for check in diagnosis.checks
     ]
-    yield element("p", " ".join(diagnosis_sentences(run, diagnosis)))
+    yield element("p", " ".join(_diagnosis_sentences(run, diagnosis)))
     if diagnosis.notes:
         yield _list(diagnosis.notes)
     yield table(("test", "p-value", ""), rows, label="All tests")

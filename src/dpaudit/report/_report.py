@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,17 +21,9 @@ from dpaudit import _io
 from dpaudit._io import read_json
 from dpaudit.errors import InputError
 from dpaudit.experiments._analysis import RunScores
-from dpaudit.experiments._directory import check_seal, require_checksum, require_no_run_file
-from dpaudit.experiments._recompute import remarks_on
-from dpaudit.report._page import (
-    COMPARISON_HEADER,
-    comparison_row,
-    diagnosis_sentences,
-    lists,
-    page,
-    sections,
-    summary,
-)
+from dpaudit.experiments._directory import require_checksum, require_no_run_file
+from dpaudit.experiments._recompute import as_damage, verify_finished
+from dpaudit.report._page import COMPARISON_HEADER, comparison_row, facts, page, sections
 from dpaudit.report._plot_data import PlotData
 from dpaudit.report._run import METHODS_HEADER, Run, flattened, method_row, printable
 from dpaudit.stats import Bound, Observations, TradeOff
@@ -126,31 +117,35 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
     Untrusted files can be read: nothing in them is executed, and invalid values raise ``InputError``. So do
     files that have changed since the run was sealed, and numbers that do not follow from the scores.
     """
-    return _read(_io.expanded(path), name, remarks_on)
+    return _read(_io.expanded(path), name, is_own=False)
 
 
 def read_own_run(path: Path, *, name: str) -> Run:
     """Read a run that this process has just finished: there is no need to derive its numbers again."""
-    return _read(path, name, lambda *_: ())
+    return _read(path, name, is_own=True)
 
 
-def _read(folder: Path, name: str | None, remarks_on: Callable[..., tuple[str, ...]]) -> Run:
+def _read(folder: Path, name: str | None, *, is_own: bool) -> Run:
     file = folder / "result.json"
     _require_finished(folder, file)
-    seal = check_seal(folder)
-    stored = read_json(file)
-    _require_no_demo(folder, stored)
-    remarks = remarks_on(folder, stored, seal)
-    with _as_damage(file):
-        values: dict[str, Any] = _printable(stored)
+    verified = verify_finished(folder, is_own=is_own)
+    if verified is None:
+        _require_no_demo(folder, read_json(file))
+        raise InputError(
+            f"{folder} has no manifest.json: the run was interrupted before it was sealed, or the manifest "
+            "was removed; restore it, or repeat the dpaudit run command, which derives the result again "
+            "and seals it."
+        )
+    with as_damage(file):
+        values: dict[str, Any] = _printable(verified.values)
         scores = RunScores.read(folder, values, values["audit"])
         observations, counted = _observations(scores)
         return Run.from_dict(
             values,
             name=printable(name or folder.resolve().name),
             settings=_settings(folder),
-            remarks=remarks,
-            seal=None if seal is None else seal.digest,
+            remarks=verified.remarks,
+            seal=verified.seal.digest,
             # canaries of one run have no order in time
             figures=_figures(scores, observations, in_order=counted != "canary"),
             counted=counted,
@@ -173,19 +168,6 @@ def _require_no_demo(folder: Path, values: Mapping[str, Any]) -> None:
     inner = sorted(str(path.parent) for path in folder.glob("*/result.json"))
     runs = f"its runs are {', '.join(inner[:10])}" if inner else "it no longer contains any run"
     raise InputError(f"{folder} is the directory of dpaudit demo, not of a run; {runs}.")
-
-
-@contextmanager
-def _as_damage(file: Path) -> Iterator[None]:
-    """Add the name of the file to the error about an invalid value; a value of another type is damage."""
-    try:
-        yield
-    except InputError as error:
-        if str(file.parent) in str(error):
-            raise
-        raise InputError(f"{str(error).removesuffix('.')}, in {file}.") from error
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise InputError(f"{file} is damaged: it is not as a run writes it.") from error
 
 
 def _printable(value: Any) -> Any:
@@ -223,7 +205,7 @@ def _settings(folder: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     stored = require_checksum(path, read_json(path))
-    with _as_damage(path):
+    with as_damage(path):
         resolved = {f"resolved.{label}": value for label, value in flattened(stored["resolved"]).items()}
         return flattened(stored["config"]) | resolved
 
@@ -251,24 +233,13 @@ def _section(run: Run) -> Iterator[str]:
     yield f"## {_plain(run.name)}"
     yield f"**{_plain(f'{run.block.mark} {run.block.title}: {run.block.numbers}')}**"
     yield _plain(run.sentence)
-    yield _table(("", ""), [*run.block.rows, *summary(run)])
-    for label, texts in (*lists(run), ("diagnostics", _diagnosis(run))):
-        if texts:
-            yield f"{label.capitalize()}:\n\n" + "\n".join(f"- {_plain(text)}" for text in texts)
+    yield _table(("", ""), [*run.block.rows, *facts(run)])
     if run.methods:
         yield "### All methods"
         yield _table(METHODS_HEADER, [method_row(method) for method in run.methods])
     for label, lines in sections(run):
         yield f"### {label}"
         yield _table(("", ""), list(lines.items()))
-
-
-def _diagnosis(run: Run) -> list[str]:
-    if run.diagnosis is None:
-        return []
-    findings = [f"{finding.name}: {finding.sentence}" for finding in run.diagnosis.findings]
-    to_check = [f"to check: {fact.name}: {fact.sentence}" for fact in run.diagnosis.to_check]
-    return [*diagnosis_sentences(run, run.diagnosis), *findings, *to_check, *run.diagnosis.notes]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -19,6 +19,7 @@ from dpaudit.stats import (
     Power,
     Result,
     Verdict,
+    details,
     plain,
 )
 from dpaudit.stats import number as read_number
@@ -104,6 +105,8 @@ class Run:
     """Possible causes of the violation, or of the findings of the diagnosis."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Labeled lines about the training run."""
+    details: tuple[tuple[str, str], ...] = ()
+    """Everything that the result says, as labels and sentences."""
     settings: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     seal: str | None = None
@@ -144,6 +147,10 @@ class Run:
         A value that is missing or of another type raises ``InputError``, ``KeyError`` or ``TypeError``.
         """
         claim, word = ClaimSummary.from_dict(values["claim"]), values["verdict"]
+        notes = *_texts(values, "notes"), *more.get("remarks", ())
+        power = None if word is None else Power.from_dict(values["power"])
+        attack_power = _optional(Power.from_dict, values, "attack_power")
+        estimate = _optional(Estimate.from_dict, values, "estimate")
         return cls(
             name=name,
             values=values,
@@ -152,17 +159,18 @@ class Run:
             sentence=_text(values["sentence"] or "No verdict: without a claim, there is nothing to refute."),
             claim=claim,
             bound=Bound.from_dict(values["bound"]),
-            power=None if word is None else Power.from_dict(values["power"]),
-            attack_power=_optional(Power.from_dict, values, "attack_power"),
+            power=power,
+            attack_power=attack_power,
             p_value=None if values.get("p_value") is None else read_number(values, "p_value", high=1.0),
-            estimate=_optional(Estimate.from_dict, values, "estimate"),
+            estimate=estimate,
             methods=tuple(_methods(values.get("methods", ()), claim.delta)),
-            notes=(*_texts(values, "notes"), *more.get("remarks", ())),
+            notes=notes,
             not_covered=_texts(values, "not_covered"),
             refuted=_texts(values, "refuted") if values.get("refuted") is not None else None,
             diagnosis=_optional(Diagnosis.from_dict, values, "diagnosis"),
             likely_causes=_texts(values, "likely_causes"),
             facts=dict(_facts(values)),
+            details=tuple(details({**values, "notes": notes}, power, attack_power, estimate)),
             **more,
         )
 
