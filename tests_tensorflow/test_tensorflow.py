@@ -288,3 +288,15 @@ def test_several_devices_are_refused():
             observe(optimizer),
         ):
             fit(model, optimizer, 2)
+
+
+@pytest.mark.parametrize("how", [fit, loop])
+def test_a_phase_that_is_seeded_like_an_earlier_one_is_found(how):
+    model, optimizer = private()
+    found = []
+    for seed in (1, 1, 2):
+        tf.random.set_seed(seed)
+        with observe(optimizer, num_steps=20, sample_rate=RATE, delta=DELTA, seed=0) as recorder:
+            how(model, optimizer, 20)
+        found.append("earlier-noise" in {finding.name for finding in recorder.diagnose().findings})
+    assert found == [False, True, False]

@@ -167,3 +167,15 @@ def test_a_model_that_is_observed_already_is_refused():
     with observe_model(model) as recorder:  # once more is not twice at once
         pass
     assert recorder.num_done == 0
+
+
+def test_a_phase_whose_key_is_that_of_an_earlier_phase_is_found():
+    model, found = private(noise_multiplier=1.0), []
+    key = np.asarray(model.non_trainable_variables[0])
+    for is_reset in (False, True, False):
+        if is_reset:
+            model.non_trainable_variables[0].assign(key)
+        with observe_model(model, seed=0) as recorder:
+            fit(model, EPOCH)
+        found.append("earlier-noise" in {finding.name for finding in recorder.diagnose().findings})
+    assert found == [False, True, False]

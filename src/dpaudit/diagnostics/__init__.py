@@ -9,6 +9,7 @@ from dpaudit.diagnostics._diagnosis import Diagnosis, holm, joint_causes, likely
 from dpaudit.diagnostics._findings import FindingKind, finding_kinds
 from dpaudit.diagnostics._noise_check import NoiseCheck
 from dpaudit.diagnostics._p_values import Amount, Check, CheckResults, Finding
+from dpaudit.diagnostics._run_history import RunHistory
 from dpaudit.diagnostics._step import (
     ClaimedStep,
     CoordinateSample,
@@ -37,6 +38,7 @@ __all__ = [
     "NoiseMaximum",
     "ObservedStep",
     "RunCheck",
+    "RunHistory",
     "StepCheck",
     "SumChange",
     "SumRecord",

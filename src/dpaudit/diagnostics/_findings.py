@@ -282,6 +282,12 @@ _IN_ORDER = (
 )
 
 _OTHERS = (
+    _noise(
+        "earlier-noise",
+        "whether noise is that of an earlier phase of the same training run",
+        "The difference of two releases with the same noise has none.",
+        "are random numbers seeded in the same way at the start of each phase, or when training is resumed?",
+    ),
     _batches(
         "sample-rate",
         "how often examples are drawn",

@@ -32,7 +32,7 @@ from dpaudit.canaries import (
     ParameterLayout,
     fresh_seed,
 )
-from dpaudit.diagnostics import BatchRecord, NoiseCheck, ObservedStep, RunCheck, SumRecord
+from dpaudit.diagnostics import BatchRecord, NoiseCheck, ObservedStep, RunCheck, RunHistory, SumRecord
 from dpaudit.errors import InputError
 from dpaudit.recording import (
     DPSGDParams,
@@ -245,7 +245,8 @@ class StepRecorder:
         **options: Any,
     ) -> None:
         self.is_over = False
-        self.checks: list[RunCheck] = [*settings, SumRecord(), batches, *checks]
+        self.history = RunHistory()  # of the training run, for which an observer notes the last weights
+        self.checks: list[RunCheck] = [*settings, SumRecord(), self.history, batches, *checks]
         """All checks but those of the noise."""
         signal = min(canary.scale, 1.0) if isinstance(canary, GradientCanary) else 1.0
         scorer: PerStep | WholeRun

@@ -26,6 +26,7 @@ from dpaudit.zoo._opacus import (  # before Opacus: its error message explains h
     assign,
     examples,
     observed,
+    observed_phases,
     replayed_step,
     settings,
     small_model,
@@ -238,6 +239,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "norm-within-batch": _observed(
         fault=partial(_shrink_norm, per_part=True), fix=partial(_shrink_norm, per_part=False)
     ),
+    "phases-reseeded": PrivateTraining(judge=observed_phases, fault=assign("phase_seed", 42)),
     "update-in-backward": _observed(fault=_update_in_backward),
     "non-finite-gradient": _replayed_non_finite(fix=_nan_safe),  # as in Opacus 1.6
     "skip-if-non-finite": _replayed_non_finite(fault=_nan_safe, fix=_nan_safe, step=_skip_non_finite),

@@ -73,6 +73,7 @@ def observe_model(
     ):
         yield audited.steps.recorder
         barrier.wait()  # for the last step
+        callbacks.end([variable.value for variable in model.trainable_variables])
 
 
 def _config(model: Any) -> Any:

@@ -137,6 +137,11 @@ class StepCallbacks:
             self._sample = CoordinateSample.of([leaf.size for leaf in jax.tree.leaves(tree)])
         return flat(tree)[self._sample.indices]
 
+    def end(self, weights: Any) -> None:
+        """Note the weights after the last step, for a run that continues with them."""
+        if self._sample is not None:
+            self.audited.steps.history.end(self.sample(weights))
+
     def sample_release(self, released: Any, arrived: Any) -> dict[str, jax.Array]:
         """Return what is recorded of output and input of the privatizer; called inside compiled code."""
         self.audited.eps = precision_of(arrived)

@@ -96,11 +96,11 @@ class OpacusObserver:
         self._canaries, self._drawn, self._ranks = canaries, drawn, ranks
         self._sums, self._coordinates, self._positions = sums, coordinates, dict[int, Tensor]()
         self._leaves = coordinates.named([] if training.network is None else training.names)
-        self._weights = CoordinateIndex(coordinates.indices, training.optimizer.params)
         self._step: _Step | None = None
         self._update_depth = 0  # of calls of step() inside each other
         self._post_processing = PostProcessing()
-        self._weight_watch = WeightWatch(training.optimizer.params, training.names, self._weights)
+        index = CoordinateIndex(coordinates.indices, training.optimizer.params)
+        self._weights = WeightWatch(training.optimizer.params, training.names, index)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -111,6 +111,7 @@ class OpacusObserver:
             undo.enter_context(
                 watched(self._optimizer, "scale_grad", before=self._before_scaling, after=self._after_scaling)
             )
+            undo.callback(lambda: self._steps.history.end(self._weights.numbers()))
             undo.callback(self._end_step)
             inside = updating_optimizer(self._optimizer)
             undo.callback(inside.register_step_pre_hook(self._before_update).remove)
@@ -137,7 +138,7 @@ class OpacusObserver:
         parameters: list[Any] = self._optimizer.params
         sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
         example_norm, fields = self._sums.before_noise(sums)
-        fields["changed_weights"] = self._weight_watch.changed()
+        fields["changed_weights"] = self._weights.changed()
         with self._sums.paused():
             self._step = self._insert(sums, example_norm, fields)
         try:
@@ -231,7 +232,7 @@ class OpacusObserver:
     def _after_update(self, *_: Any) -> None:
         self._update_depth -= 1
         if self._update_depth == 0:
-            self._weight_watch.note_update()
+            self._weights.note_update()
 
     def _observed(self, scores: FloatArray, release: Release, divisor: float, step: _Step) -> ObservedStep:
         """Return what was seen of a step."""
@@ -249,7 +250,7 @@ class OpacusObserver:
             divisor=divisor,
             eps=precision(step.sums),
             examples=examples,
-            weights=self._weights.read(self._optimizer.params).double().cpu().numpy(),
+            weights=self._weights.numbers(),
             leaves=self._leaves,
             num_canaries=float(np.count_nonzero(step.present)),
             noise_multiplier=step.noise_multiplier,

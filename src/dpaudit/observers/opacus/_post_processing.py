@@ -230,9 +230,13 @@ class WeightWatch:
     @torch.no_grad()
     def _read(self) -> list[FloatArray]:
         """Return the norm of each parameter, and its numbers at the coordinates."""
-        norms, numbers = tensor_norms(self._parameters), self._index.read(self._parameters).double().cpu()
+        norms, numbers = tensor_norms(self._parameters), self.numbers()
         columns = zip(norms, self._index.slices, strict=True)
         return [np.append(numbers[positions], norm) for norm, positions in columns]
+
+    def numbers(self) -> FloatArray:
+        """Return the weights at the coordinates, as they are now."""
+        return np.asarray(self._index.read(self._parameters).double().cpu())
 
     def changed(self) -> tuple[str, ...] | None:
         """Return the names of the parameters that changed since the update; None if that is not known."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -105,6 +106,7 @@ class TensorFlowObserver:
         self.raised: Exception | None = None
         self._own = optimizer._compute_gradients
         self._updates_before = self._num_updates()
+        self._read_weights: Callable[[], Any] | None = None  # since the first call
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -114,6 +116,8 @@ class TensorFlowObserver:
                 yield
             finally:
                 self._callbacks.is_active = False
+                if self._read_weights is not None:
+                    self._callbacks.audited.steps.history.end(self._read_weights())
 
     def check_all_observed(self) -> None:
         """Raise if updates were made by a graph traced before ``observe()``."""
@@ -161,6 +165,7 @@ class TensorFlowObserver:
         total = [leaf + canaries for leaf, canaries in zip(examples, inserted, strict=True)]
         self._callbacks.note_precision([leaf.dtype.as_numpy_dtype for leaf in gradients])
         coordinates = CoordinateSample.of([variable.shape.num_elements() for variable in variables])
+        self._read_weights = partial(_sampled, variables, coordinates)
         vectors = [_sampled(leaves, coordinates) for leaves in (released, total, examples, variables)]
         lengths = _row_norms(taped.rows)
         numbers = {
