@@ -321,21 +321,35 @@ def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
-def difference(stored: Any, requested: Any, key_path: str = "") -> str | None:
+def differences(
+    stored: Any,
+    expected: Any,
+    key: str = "",
+    *,
+    is_equal: Callable[[str, Any, Any], bool] = lambda _, value, other: bool(value == other),
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield key, stored and expected value of the innermost differences; further stored keys are ignored."""
+    if isinstance(stored, dict) and isinstance(expected, dict):
+        for name, value in expected.items():
+            yield from differences(stored.get(name), value, f"{key}.{name}".lstrip("."), is_equal=is_equal)
+    elif isinstance(stored, list) and isinstance(expected, list) and len(stored) == len(expected):
+        for index, (value, other) in enumerate(zip(stored, expected, strict=True)):
+            yield from differences(value, other, f"{key}.{index}", is_equal=is_equal)
+    elif not is_equal(key, stored, expected):
+        yield key, stored, expected
+
+
+def difference(stored: Any, requested: Any) -> str | None:
     """Return the first difference as part of a sentence; None if there is none.
 
     >>> difference({"a": {"b": 1}}, {"a": {"b": 2}})
     'a.b is 2 instead of the stored 1'
     """
-    if isinstance(stored, dict) and isinstance(requested, dict):
-        keys = [*stored, *(key for key in requested if key not in stored)]
-        differences = (
-            difference(stored.get(k), requested.get(k), f"{key_path}.{k}".lstrip(".")) for k in keys
-        )
-        return next((text for text in differences if text is not None), None)
-    if stored == requested:
-        return None
-    return f"{key_path} is {json.dumps(requested)} instead of the stored {json.dumps(stored)}"
+    for key, value, other in differences(stored, requested):
+        return f"{key} is {json.dumps(other)} instead of the stored {json.dumps(value)}"
+    for key, other, value in differences(requested, stored):  # of keys that are only stored
+        return f"{key} is {json.dumps(other)} instead of the stored {json.dumps(value)}"
+    return None
 
 
 def _foreign(path: Path, key: str, expected: Any, stored: Any) -> str:

@@ -7,7 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jsonschema
@@ -239,7 +239,7 @@ def test_packages_that_only_workers_import_took_part_too(tiny: Make, monkeypatch
     class Elsewhere:
         def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
             for group in groups:
-                scored = Finished.from_dict(task(group)[1].to_dict())
+                scored = Finished(**asdict(task(group)[1]))
                 assert scored.packages["numpy"] == np.__version__
                 yield group, replace(scored, packages={"ray": "1.2.3", "numpy": "0.0.1"})
 

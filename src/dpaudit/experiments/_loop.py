@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -26,11 +26,10 @@ from dpaudit.experiments._directory import damaged_checkpoint, read_checkpoint, 
 from dpaudit.training import Training, accuracy
 
 if TYPE_CHECKING:
-    from dpaudit.experiments._build import Resolved
-    from dpaudit.experiments.config import Config
+    from dpaudit.experiments._build import Experiment
+    from dpaudit.experiments.black_box import FinalModel
     from dpaudit.experiments.trials import TrialProgress
     from dpaudit.recording import LiveBound
-    from dpaudit.training.data import Dataset
 
 _ARRAY = "numpy array"  # key that marks a tensor as a converted array
 
@@ -78,23 +77,6 @@ class Running:
     claimed: float | None
 
 
-class Trainable(Protocol):
-    """A training run with its config, its canaries and the latest live bound of its audit."""
-
-    @property
-    def config(self) -> Config: ...
-    @property
-    def resolved(self) -> Resolved: ...
-    @property
-    def training(self) -> Training: ...
-    @property
-    def test(self) -> Dataset: ...
-    @property
-    def num_canaries(self) -> int: ...
-    @property
-    def live(self) -> LiveBound | None: ...
-
-
 @dataclass(frozen=True)
 class Trained:
     """Duration of a training run, and whether it was stopped early."""
@@ -103,7 +85,7 @@ class Trained:
     stopped_early: bool
 
 
-def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) -> Trained:
+def train(experiment: Experiment | FinalModel, checkpoint: Path | None, listener: Listener) -> Trained:
     """Resume from the checkpoint, if there is one, and train to the end or to the first violation.
 
     After a signal, finish the current step and write a checkpoint before the signal takes effect: a run
@@ -127,7 +109,7 @@ def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) ->
     return Trained(clock.seconds, stopped_early=False)  # not reached after a signal during the last step
 
 
-def summary(experiment: Trainable, trained: Trained) -> dict[str, Any]:
+def summary(experiment: Experiment | FinalModel, trained: Trained) -> dict[str, Any]:
     """Return the settings, accuracy and timing of a training run for its result."""
     training, config = experiment.training, experiment.config
     return {
@@ -152,7 +134,7 @@ def summary(experiment: Trainable, trained: Trained) -> dict[str, Any]:
 class _Clock:
     """Clock that measures a run, including its earlier starts, and writes checkpoints when they are due."""
 
-    def __init__(self, experiment: Trainable, path: Path | None) -> None:
+    def __init__(self, experiment: Experiment | FinalModel, path: Path | None) -> None:
         self._experiment, self._training, self._path = experiment, experiment.training, path
         self._before, self._run = 0.0, experiment.resolved.run_digest(experiment.config)
         if path is not None and path.exists():

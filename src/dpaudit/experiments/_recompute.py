@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dpaudit
 from dpaudit import _io
-from dpaudit._io import read_json
+from dpaudit._io import differences, read_json
 from dpaudit._provenance import digest, seed_digest
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import DpauditError, IncompleteError, InputError, message_of, quoted
@@ -148,47 +149,19 @@ def raise_on_mismatch(
 ) -> None:
     """Raise on the first stored value that differs from what ``source``, a file or a clause, gives."""
     source = f"in {source}" if source.endswith(".json") else source
-    for key, value, other in iter_differences("", stored, expected, rel_tol=rel_tol):
+    is_equal = partial(_is_close, rel_tol=rel_tol)
+    for key, value, other in differences(stored, expected, is_equal=is_equal):
         raise InputError(
             f"{quoted(key)[1:-1]} is {quoted(value)} in {path}, but {quoted(other)} {source}: one of them "
             f"has changed{reason}."
         )
 
 
-def iter_differences(
-    key: str, stored: object, expected: object, *, rel_tol: float
-) -> Iterator[tuple[str, object, object]]:
-    """Yield key, stored and expected value of the innermost differences; further stored keys are ignored.
-
-    Numbers may differ by ``rel_tol``, because other machines and versions of SciPy round differently. All
-    else must be equal.
-    """
-    before, after = _as_table(stored), _as_table(expected)
-    if before is None or after is None or not _are_alike(stored, expected):
-        if stored != expected and not _is_close(key, stored, expected, rel_tol):
-            yield key, stored, expected
-        return
-    for name, other in after.items():
-        yield from iter_differences(f"{key}.{name}".lstrip("."), before.get(name), other, rel_tol=rel_tol)
-
-
-def _as_table(value: object) -> dict[Any, object] | None:
-    if isinstance(value, list):
-        return dict(enumerate(value))
-    return value if isinstance(value, dict) else None
-
-
-def _are_alike(stored: object, expected: object) -> bool:
-    """Return whether both are tables, or both lists of one length."""
-    if isinstance(stored, list) and isinstance(expected, list):
-        return len(stored) == len(expected)
-    return isinstance(stored, dict) and isinstance(expected, dict)
-
-
-def _is_close(key: str, stored: object, expected: object, rel_tol: float) -> bool:
-    numbers = [value for value in (stored, expected) if isinstance(value, int | float)]
-    if len(numbers) < 2 or isinstance(stored, bool) or isinstance(expected, bool):
-        return False
+def _is_close(key: str, stored: Any, expected: Any, *, rel_tol: float) -> bool:
+    """Return whether values are equal; machines and versions of SciPy round numbers differently."""
+    numbers = [value for value in (stored, expected) if type(value) in (int, float)]
+    if stored == expected or len(numbers) < 2:
+        return bool(stored == expected)
     is_small = key.endswith(("delta", "p_value", "adjusted"))  # zero is far from the smallest of them
     return math.isclose(*numbers, rel_tol=rel_tol, abs_tol=0.0 if is_small else rel_tol / 10)
 

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,7 +224,7 @@ def test_processes_begin_no_further_groups_after_a_signal(monkeypatch: pytest.Mo
             if "recipe" in message:
                 self.replies.append({"ready": True})
             if "group" in message:
-                self.replies.append(Finished(scores=(0.5,), errors=(None,)).to_dict())
+                self.replies.append(asdict(Finished(scores=(0.5,), errors=(None,))))
 
         def end(self, _: float) -> str:
             return "ended"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,7 @@ from hypothesis import strategies as st
 from trial_runs import finish, plan_of, undisturbed
 
 from dpaudit import IncompleteError, InputError
-from dpaudit._provenance import digest
 from dpaudit.experiments.trials import Finished, Store, TrialPlan, open_store
-from dpaudit.experiments.trials._store import count_rows
 
 PLAN = plan_of(num_trials=10)
 STORE = "trials.jsonl"
@@ -90,35 +87,6 @@ def test_a_damaged_row_is_reported_dropped_and_computed_again(
     assert finish(PLAN, folder).remarks == ()
 
 
-@pytest.mark.parametrize(
-    "forged",
-    [
-        {"score": "high"},
-        {"score": True},
-        {"score": math.nan},
-        {"score": None},
-        {"score": None, "error": 5},
-        {"error": "boom"},
-        {"number": 10},
-        {"number": -2},
-        {"number": [4]},
-        {"number": 4.0},
-        {"present": True},
-        {"attempts": "x"},
-    ],
-)
-def test_a_row_with_a_new_checksum_that_no_trial_can_have_is_damaged(
-    folder: Path, tmp_path: Path, forged: dict[str, Any]
-) -> None:
-    values = {key: value for key, value in (lines(folder)[5] | forged).items() if key != "checksum"}
-    change(folder, 5, **values, checksum=digest([digest(PLAN.identity()), values]))
-    with pytest.raises(InputError, match=r"Line 6 of .* is damaged"):
-        count_rows(folder / STORE)
-    run = finish(PLAN, folder)
-    assert run.remarks == ("Line 6 of the stored trials was damaged; its trial is repeated.",)
-    assert dict(run.scores) == undisturbed(PLAN, tmp_path)
-
-
 def test_a_first_line_without_its_end_is_not_joined_with_the_next(folder: Path) -> None:
     header = (folder / STORE).read_bytes().splitlines()[0]
     (folder / STORE).write_bytes(header)
@@ -187,7 +155,7 @@ def test_a_damaged_store_gives_the_same_scores_or_is_refused(
         (plan_of("failing", numbers=[1]), r"arguments.numbers is \[1\] instead of the stored null"),
         (
             TrialPlan(recipe=PLAN.recipe, num_trials=10, seed=1, config={"steps": 3}),
-            "arguments is null instead",
+            "config is {.*} instead of the stored null",
         ),
     ],
 )

@@ -108,7 +108,7 @@ def _driven(
                     how = process.end(1.0)
                     raise IncompleteError(f"The Ray cluster was lost: the process that drives Ray {how}.")
                 if "number" in message:
-                    yield groups[message["number"]], Finished.from_dict(message["finished"])
+                    yield groups[message["number"]], Finished(**message["finished"])
                     continue
                 has_ended = True
                 raise_reported(message)
@@ -130,7 +130,7 @@ def driver_main(descriptor: int) -> None:
         with _connected(ray, pool), channel.reporting(), _noticing_loss(ray):
             numbers = {group[0].number: place for place, group in enumerate(trials)}
             for group, finished in _results(ray, pool, task, trials, channel.has_request):
-                channel.send({"number": numbers[group[0].number], "finished": finished.to_dict()})
+                channel.send({"number": numbers[group[0].number], "finished": asdict(finished)})
             channel.send({"end": True})
 
 

@@ -7,7 +7,6 @@ that does not begin with the identity of a run is refused.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -50,25 +49,15 @@ class TrialRow:
         return json.dumps({**values, "checksum": digest([run, values])}).encode() + b"\n"
 
     @classmethod
-    def from_line(cls, line: bytes, run: str, num_trials: int) -> TrialRow | None:
+    def from_line(cls, line: bytes, run: str) -> TrialRow | None:
         """Return the trial that :meth:`to_line` wrote; None if the line is damaged."""
         try:
             values = json.loads(line)
             checksum = values.pop("checksum")
             row = cls(**values)
-            return row if checksum == digest([run, values]) and row._is_possible(num_trials) else None
+            return row if checksum == digest([run, values]) else None
         except _NO_LINE:
             return None
-
-    def _is_possible(self, num_trials: int) -> bool:
-        """Return whether a trial of the run can have these values: whoever edits a line can seal it again."""
-        if type(self.number) is not int or type(self.attempts) is not int:
-            return False
-        if not 0 <= self.number < num_trials or self.present is not (self.number % 2 == 1):
-            return False
-        if self.score is None:
-            return isinstance(self.error, str)
-        return type(self.score) is float and math.isfinite(self.score) and self.error is None
 
 
 class Store:
@@ -164,10 +153,10 @@ class _StoredLines:
                 f"{path} does not hold the trials of a run, as this version of dpaudit writes them. The "
                 "file was not changed; move it away or choose another output directory."
             )
-        run, num_trials = digest(identity), identity["num_trials"]
+        run = digest(identity)
         if is_torn and lines:
             lines.pop()
-        rows = [(line, TrialRow.from_line(line, run, num_trials)) for line in lines]
+        rows = [(line, TrialRow.from_line(line, run)) for line in lines]
         return cls(
             identity=identity,
             rows=[row for _, row in rows if row is not None],

@@ -11,9 +11,8 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 from dpaudit._interrupts import raise_if_machine
 from dpaudit._provenance import packages
@@ -27,10 +26,10 @@ _LOCK = threading.RLock()
 
 @dataclass(frozen=True)
 class Finished:
-    """Result of a group: a score or an error for each of its trials."""
+    """Result of a group, of plain values: a score or an error for each of its trials."""
 
-    scores: tuple[float | None, ...]
-    errors: tuple[str | None, ...]
+    scores: Sequence[float | None]
+    errors: Sequence[str | None]
     seconds: float = 0.0
     """The time taken by the group."""
     host: str = ""
@@ -43,16 +42,6 @@ class Finished:
         text = error[-10_000:].encode(errors="replace").decode()
         nothing = (None,) * len(group)
         return cls(nothing, (text,) * len(group), seconds, socket.gethostname(), packages())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Finished:
-        """Return the object that :meth:`to_dict` serialized."""
-        scores, errors = tuple(values["scores"]), tuple(values["errors"])
-        return cls(scores, errors, values["seconds"], values["host"], values["packages"])
 
 
 @dataclass(frozen=True)

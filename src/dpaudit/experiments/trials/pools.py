@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Protocol
 
 from dpaudit import _validate
@@ -113,7 +113,7 @@ class _WorkerGroup:
                     self._workers[worker].is_ready = True
                 else:
                     raise_reported(message)
-                    yield self._handle_result(worker, Finished.from_dict(message))
+                    yield self._handle_result(worker, Finished(**message))
         if self._first_given_up is not None and requested() is None:
             raise IncompleteError(self._first_given_up)
 
@@ -203,4 +203,4 @@ def worker_main(descriptor: int) -> None:
         channel.send({"ready": True})
         while "stop" not in (request := channel.next()):
             group = tuple(Trial(*values) for values in request["group"])
-            channel.send(perform(scorer, group, is_own=task.recipe.is_own).to_dict())
+            channel.send(asdict(perform(scorer, group, is_own=task.recipe.is_own)))
