@@ -68,6 +68,8 @@ def followed(path: Path) -> Path:
 
 def make_folder(path: Path) -> None:
     """Create the directory unless it exists."""
+    if path.is_file():
+        raise InputError(f"{path} is a file, not a directory.")
     with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
 
@@ -204,6 +206,8 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise_if_machine(error, f"Cannot read {path}")
+        if isinstance(error, IsADirectoryError):
+            raise InputError(f"{path} is a directory, not a file.") from error
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 

@@ -1,7 +1,7 @@
 """Checks that return a valid value or raise an error such as "confidence must be below 1, got 2.".
 
-A message says what is wrong, what is allowed and, where it helps, what to do. :func:`percent` prints a level
-that was checked.
+A message says what is wrong, what is allowed and, where it helps, what to do. :func:`percent` and
+:func:`rounded` print numbers that were checked.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any, Final, ParamSpec, TypeVar
@@ -203,6 +204,27 @@ def percent(share: float, digits: int = 6) -> str:
     fewest = max(digits, len(f"{100 * share:.0f}") if share > 1 else 1)
     texts = (f"{100 * share:.{number}g}" for number in range(fewest, 17))
     return next((text for text in texts if share >= 1 or float(text) < 100), f"{100 * share!r}") + " %"
+
+
+def rounded(value: float, rounding: str = ROUND_HALF_EVEN, digits: int = 2) -> str:
+    """Return a number with this many decimals, or with two significant digits if it would be zero.
+
+    >>> rounded(5.809), rounded(5.809, ROUND_FLOOR), rounded(1269.0), rounded(0.0012)
+    ('5.81', '5.80', '1,269.00', '0.0012')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1e12:
+        return f"{value:.3g}"
+    exact = Decimal(repr(float(value)))
+    if rounding != ROUND_FLOOR and 0 < abs(exact) < Decimal(1).scaleb(-digits):
+        digits = 1 - exact.adjusted()
+    return f"{exact.quantize(Decimal(1).scaleb(-digits), rounding=rounding):,}"
+
+
+def rounded_down(value: float, digits: int = 2) -> str:
+    """Return a lower bound with this many decimals, never above its exact value."""
+    return rounded(value, ROUND_FLOOR, digits)
 
 
 def delta(value: float) -> float:

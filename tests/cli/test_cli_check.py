@@ -99,15 +99,15 @@ def test_a_module_in_the_current_directory_can_be_checked(
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
-        ("training.py", "must be FILE.py:FUNCTION or package.module:FUNCTION"),
+        ("training.py", "Pass FILE.py:FUNCTION or package.module:FUNCTION, got 'training.py'."),
         ("{folder}/none.py:prepare", "does not exist."),
         ("no_such_module:prepare", "raised ModuleNotFoundError: No module named 'no_such_module'."),
         ("{file}:prepared", "has no function 'prepared' (found: prepare, silent, failing, leaving,"),
         ("{file}:failing", "raised ValueError: no data."),
         ("{file}:leaving", "raised SystemExit: 0."),
-        ("{file}:with_argument", "missing a required argument: 'config'."),
+        ("{file}:with_argument", "must take no arguments (missing a required argument: 'config')."),
         ("{file}:torch", "has no function"),
-        ("json:JSONDecoder", "JSONDecoder has no private optimizer; pass what make_private returned, or a"),
+        ("json:JSONDecoder", "optimizer, module and loader, got a JSONDecoder."),
     ],
 )
 def test_a_mistake_is_one_sentence(run: Any, file: Path, target: str, sentence: str) -> None:
@@ -141,6 +141,6 @@ def test_explain_lists_all_findings_in_a_line_each(run: Any) -> None:
 
 def test_an_unknown_finding_gets_suggestions(refused: Any) -> None:
     assert refused("explain", "noise-varience").startswith(
-        "There is no finding 'noise-varience'. Did you mean noise-variance"
+        "There is no finding 'noise-varience'. Did you mean 'noise-variance'"
     )
     assert refused("explain", "zzz", "--json").endswith("List all with: dpaudit explain")

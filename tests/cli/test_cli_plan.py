@@ -92,7 +92,7 @@ def test_a_plan_is_for_the_given_method_power_confidence_and_trade_off(plan: Any
         assert plan(CLAIM, leak, inference=inference).inference == inference
     for options in ({"power": 0.95}, {"confidence": 0.99}):
         assert plan(CLAIM, leak, **options).num_observations > found.num_observations
-    with pytest.raises(InputError, match="state the leak as an epsilon"):
+    with pytest.raises(InputError, match="state the leak by its true epsilon"):
         plan(CLAIM, leak, tradeoff=PureDP())
     assert plan(CLAIM, leak, power=0.95).leak.probability == 0.95
 
@@ -190,7 +190,10 @@ MISTAKES = {
         [*GAUSSIAN, "--true-epsilon", "2"],
         "The true epsilon must be above the claimed 4.377 to be a leak, got 2.",
     ),
-    "no noise": (["--epsilon", "1", "--delta", "0", "--noise-factor", "0.8"], "has no noise level"),
+    "no noise": (
+        ["--epsilon", "1", "--delta", "0", "--noise-factor", "0.8"],
+        "needs a curve with a noise level",
+    ),
     "half a size": ([*GAUSSIAN, "--steps", "9"], "either --observations, or --steps and --canaries"),
     "no scores": ([*GAUSSIAN, "--observations", "0"], "--observations must be at least 1, got 0."),
     "power": (

@@ -61,13 +61,13 @@ def test_mistakes_are_one_sentence(refused: Any, tmp_path: Path) -> None:
     assert refused("reproduce").startswith("The name of a figure is missing; list all with")
     assert refused("reproduce", "pdl") == "There is no figure or table 'pdl'. Did you mean 'pld'?"
     assert refused("reproduce", "pld", "--scale", "huge") == (
-        "--scale must be one of tiny, cpu, paper, got 'huge'."
+        "--scale must be 'tiny', 'cpu' or 'paper', got 'huge'."
     )
     assert refused("reproduce", "table1", "--embedded", "--data-dir", "here") == (
         "Pass either --data-dir or --embedded, which ignores here, not both."
     )
     negative = refused("reproduce", "regions", "--seed", "-1", "--output", tmp_path)
-    assert negative.startswith("Invalid value for '--seed'")
+    assert negative.startswith("--seed must be at least 0, got -1.")
     for words in (("regions", "--output"), ("table1", "--data-dir")):
         assert refused("reproduce", *words, "~nobody-of-this-name/x") == (
             "~nobody-of-this-name/x names a home directory that does not exist."

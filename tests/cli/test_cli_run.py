@@ -255,8 +255,8 @@ def test_another_config_in_the_directory_is_refused(config: Path, run: Any) -> N
 def test_an_unknown_example_lists_the_known_ones(refused: Any) -> None:
     sentence = refused("run", "--example", "x")
     assert sentence == (
-        "'x' is not an example; choose from digits, paper-cifar10, end-to-end, purchase, input, black-box, "
-        "black-box-one-run, black-box-function."
+        "--example must be 'digits', 'paper-cifar10', 'end-to-end', 'purchase', 'input', 'black-box', "
+        "'black-box-one-run' or 'black-box-function', got 'x'."
     )
 
 

@@ -172,14 +172,14 @@ def test_a_verdict_has_colours_only_where_they_are_wanted(name: str, files: Any)
     ("words", "sentence"),
     [
         (["nothing"], "No such command 'nothing'."),
-        (["scores", "--nothing"], "No such option: --nothing."),
-        (["scores", "--confidence", "high"], "Invalid value for '--confidence'"),
+        (["scores", "--nothing"], "There is no option --nothing."),
+        (["scores", "--confidence", "high"], "--confidence must be a number, got high."),
         (["scores", "--confidence"], "--confidence"),
         (["report"], "Missing argument 'RUN'."),
-        (["plan", "1"], "unexpected extra argument"),
-        (["zoo", "--seed", "-1"], "Invalid value for '--seed'"),
+        (["plan", "1"], "There are too many arguments: (1)."),
+        (["zoo", "--seed", "-1"], "--seed must be at least 0, got -1."),
         (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'."),
-        (["--nothing"], "No such option: --nothing."),
+        (["--nothing"], "There is no option --nothing."),
         (["report", "."], ". is not a finished run: it has no result.json."),
         (["run", "none.toml"], "none.toml does not exist."),
         (
@@ -205,7 +205,7 @@ def test_wrong_usage_is_one_sentence(words: list[str], sentence: str, run: Any) 
 
 def test_an_option_without_its_value_is_told_with_the_help_of_its_command(run: Any) -> None:
     line = run("run", "--example").stderr
-    assert "Option '--example' requires an argument. Print an example config: digits, " in line
+    assert "--example needs a value. Print an example config: digits, " in line
     assert line.endswith("black-box-function. See: root run --help\n")  # so is it called in a test
     assert run("scores", "--confidence").stderr.endswith(" See: root scores --help\n")
 

@@ -202,7 +202,7 @@ def test_all_runs_are_checked_and_json_has_them(folder: Path, run: Any, tmp_path
     values = json.loads(result.stdout)
     assert (result.exit_code, values["accepted"]) == (2, False)
     assert [one["status"] for one in values["runs"]] == ["sealed", "refused", "unsealed"]
-    assert values["runs"][1]["error"].startswith(f"{tmp_path / 'none'} is not the directory of a run")
+    assert values["runs"][1]["error"] == f"The directory {tmp_path / 'none'} does not exist."
     assert values["runs"][0]["verdict"] == "UNDERPOWERED"
     assert values["runs"][0]["remarks"] == []
 
@@ -219,7 +219,7 @@ def test_a_link_in_the_place_of_a_file_is_refused(folder: Path, run: Any, tmp_pa
 def test_a_name_cannot_control_the_terminal(run: Any) -> None:
     result = run("verify", "\x1b[2Jruns")
     assert result.exit_code == 2
-    assert result.stdout.startswith("\\x1b[2Jruns: refused\n  \\x1b[2Jruns ")
+    assert result.stdout.startswith("\\x1b[2Jruns: refused\n  The directory \\x1b[2Jruns ")
 
 
 def test_a_run_of_an_older_version_lacks_keys_but_not_others(folder: Path) -> None:

@@ -231,7 +231,7 @@ def test_weak(dp_audit, num_steps, num_canaries):
     )
     done = pytester.runpytest_inprocess("-W", "default")
     done.assert_outcomes(passed=2, warnings=2)
-    done.stdout.fnmatch_lines(["*UnderpoweredWarning: *have been detected*Use more steps or canaries."])
+    done.stdout.fnmatch_lines(["*UnderpoweredWarning: *detects*Use more steps or canaries."])
     done.stdout.fnmatch_lines(["underpowered *test_weak[[]2-8[]] * detects nothing"])
     strict = pytester.runpytest_inprocess("-W", "error::dpaudit.pytest_plugin.UnderpoweredWarning")
     strict.assert_outcomes(failed=2)

@@ -153,7 +153,7 @@ def test_findings_alone_refute_the_mechanism_not_the_privacy() -> None:
     assert result.refuted == ("mechanism",)
     assert result.findings[0].name == "step-noise"
     assert result.sentence.startswith(
-        "The tests refute that this is the claimed mechanism. The bound does not"
+        "This is not the mechanism that the claim was computed for. The bound alone does not"
     )
     assert f"finding: {result.findings[0]}" in result.details()
     assert "empty batch" in result.likely_causes()[0]
@@ -167,7 +167,7 @@ def test_a_bound_above_the_claim_refutes_the_privacy() -> None:
     assert result.sentence == dpaudit.Verdict.VIOLATION.value
     both = recorded(0.5, num_steps=200).audit()
     assert both.refuted == ("privacy", "mechanism")
-    assert both.sentence.endswith("The tests refute that this is the claimed mechanism.")
+    assert both.sentence.endswith("This is not the mechanism that the claim was computed for.")
     assert "the noise is 50 % of the claimed level" in both.likely_causes()[0]
 
 

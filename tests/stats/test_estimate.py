@@ -16,6 +16,7 @@ from dpaudit.stats import Estimate
 from dpaudit.stats import _estimate as estimate_module
 from dpaudit.stats import _roc_band as band_module
 from dpaudit.stats._estimate import Interval, ScoreSums, step_sides
+from dpaudit.stats._observations import CoinSteps
 from dpaudit.stats._roc_band import RATES, attack_roc
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
@@ -61,9 +62,7 @@ def test_sums_over_steps_are_those_of_a_loop(sizes, seed, dtype):
     observations = dpaudit.Observations(
         with_canary=sides[0],
         without_canary=sides[1],
-        with_steps=steps[0],
-        without_steps=steps[1],
-        _coins_were_checked=True,
+        steps=CoinSteps(*steps),
     )
     sums = ScoreSums.of(observations)
     pooled = np.zeros((5, observations.num_steps))

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 import dpaudit
 from dpaudit.stats._counts import StepScores, count
+from dpaudit.stats._observations import CoinSteps
 
 scores = hnp.arrays(
     st.sampled_from([np.float64, np.float32]),
@@ -86,25 +87,23 @@ def test_rows_of_different_lengths_are_refused_with_a_sentence():
         dpaudit.Observations(with_canary=[[1.0, 2.0], [3.0]], without_canary=[0.0])
 
 
-@pytest.mark.parametrize("steps", [[0], [1, 0], None])
+@pytest.mark.parametrize("steps", [[0], [1, 0]])
 def test_steps_that_do_not_fit_the_scores_are_refused(steps):
-    with pytest.raises(dpaudit.InputError, match=r"steps? (for|per)|steps must be passed together"):
+    with pytest.raises(dpaudit.InputError, match="one step per score, in ascending order"):
         dpaudit.Observations(
             with_canary=[1.0, 2.0],
             without_canary=[0.0, 1.0],
-            with_steps=None if steps is None else np.asarray(steps),
-            without_steps=np.asarray([0, 1]),
-            _coins_were_checked=True,
+            steps=CoinSteps(np.asarray(steps), np.asarray([0, 1])),
         )
 
 
-@pytest.mark.parametrize("sides", [("with_steps", "without_steps"), ("with_steps",), ("without_steps",)])
-def test_steps_of_coins_that_nobody_checked_are_refused(sides):
+def test_steps_of_coins_that_nobody_checked_are_refused():
     """With a constant mask and an offset per canary, guesses would be right without any leak."""
     offset = np.tile([1.0, 0.0], (50, 1))
-    steps = dict.fromkeys(sides, np.arange(50))
     with pytest.raises(dpaudit.InputError, match=r"Observations\.from_presence\(\), which checks the coins"):
-        dpaudit.Observations(with_canary=offset[:, 0], without_canary=offset[:, 1], **steps)
+        dpaudit.Observations(
+            with_canary=offset[:, 0], without_canary=offset[:, 1], steps=(np.arange(50), np.arange(50))
+        )
 
 
 def test_checked_coins_survive_a_replacement():

@@ -76,7 +76,7 @@ def check(
 def _function(target: str) -> Callable[[], Any]:
     place, separator, name = target.rpartition(":")
     if not separator or not place or not name:
-        raise InputError(f"{target!r} must be FILE.py:FUNCTION or package.module:FUNCTION.")
+        raise InputError(f"Pass FILE.py:FUNCTION or package.module:FUNCTION, got {target!r}.")
     module = _module(place)
     function = getattr(module, name, None)
     if not callable(function):
@@ -89,7 +89,7 @@ def _function(target: str) -> Callable[[], Any]:
     try:
         inspect.signature(function).bind()
     except TypeError as error:
-        raise InputError(f"{target} must not need arguments: {error}.") from error
+        raise InputError(f"{target} must take no arguments ({error}).") from error
     return function  # type: ignore[no-any-return]
 
 
@@ -146,12 +146,13 @@ def explain(*, name: _Name = None, as_json: Json = False) -> None:
 
     Exit status: 0, or 2 for an unknown name.
     """
+    from dpaudit._validate import either  # noqa: PLC0415  # loads numpy
     from dpaudit.diagnostics import finding_kinds  # noqa: PLC0415  # loads scipy
 
     kinds = finding_kinds()
     if name is not None and name not in kinds:
         near = difflib.get_close_matches(name, kinds, n=3, cutoff=0.5)
-        hint = f"Did you mean {' or '.join(near)}?" if near else "List all with: dpaudit explain"
+        hint = f"Did you mean {either(near)}?" if near else "List all with: dpaudit explain"
         raise InputError(f"There is no finding {name!r}. {hint}")
     explained = [_explained(kind) for kind in ([kinds[name]] if name else kinds.values())]
     if as_json:

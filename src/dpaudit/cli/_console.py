@@ -7,6 +7,7 @@ error is reported as one sentence, never as a traceback; ``_exit_status`` decide
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 import time
@@ -42,6 +43,12 @@ if TYPE_CHECKING:  # need torch, which is imported when the command is called
 EXIT_STATUS: Final = {"NO_VIOLATION": 0, "VIOLATION": VIOLATION, "UNDERPOWERED": UNDERPOWERED}
 _UsageError: Any = typer.BadParameter.__base__  # not exported by typer
 OUTPUT_PANEL: Final = "Output"
+_ALLOWED: Final = {  # what typer says of a value, and what an error says everywhere else
+    "a valid number": "a number",
+    "a valid integer": "a whole number",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
 _PAUSE = 10.0  # seconds between lines within a part of the work, without a terminal
 
 
@@ -244,7 +251,7 @@ def _text(steps: TrainingProgress, speed: float | None) -> str:
     phrases = [f"step {steps.num_done:,} of {steps.num_steps:,}"]
     if speed is not None:
         left = (steps.num_steps - steps.num_done) / speed
-        phrases += [f"{speed:.3g} steps/s", f"{_duration(left)} left"]
+        phrases += [f"{_speed(speed)} steps/s", f"{_duration(left)} left"]
     if steps.live is not None:
         phrases.append(str(steps.live))
     return ", ".join(phrases)
@@ -256,11 +263,18 @@ def _trials_text(running: Running) -> str:
     if progress.num_failed:
         phrases.append(f"{progress.num_failed:,} failed")
     if progress.models_per_second is not None and progress.seconds_left is not None:
-        phrases += [f"{progress.models_per_second:.3g} models/s", f"{_duration(progress.seconds_left)} left"]
+        phrases += [
+            f"{_speed(progress.models_per_second)} models/s",
+            f"{_duration(progress.seconds_left)} left",
+        ]
     if running.epsilon is not None:
         beside = "" if running.claimed is None else f", claimed {running.claimed:.3g}"
         phrases.append(f"epsilon about {running.epsilon:.3g} so far (valid only at the end){beside}")
     return ", ".join(phrases)
+
+
+def _speed(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
 
 
 def _duration(seconds: float) -> str:
@@ -321,7 +335,7 @@ class SentenceErrorGroup(TyperGroup):
             except typer.Exit as error:
                 raise ExitStatus(error.exit_code) from error
             except _UsageError as error:
-                raise InputError(_usage(error, ctx)) from error
+                raise InputError(_usage(error, ctx, words)) from error
             finally:
                 flush()
 
@@ -332,14 +346,31 @@ class SentenceErrorGroup(TyperGroup):
             raise ExitStatus(error.code) from error
 
 
-def _usage(error: Any, ctx: Any) -> str:
-    """Return typer's message about the arguments, and the command that prints the help."""
-    text = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
+def _usage(error: Any, ctx: Any, words: Sequence[str]) -> str:
+    """Return what is wrong about the arguments, and the command that prints the help."""
+    message = " ".join(error.format_message().replace("Value error, ", "").split())
+    message = message.replace("Got unexpected extra argument(s)", "There are too many arguments:")
+    text = (_refused_option(error, words) or message).rstrip(".")
     if error.ctx is not None:
         return f"{text}{'' if text.endswith('?') else '.'} See: {error.ctx.command_path} --help"
     if ctx is None or ctx.invoked_subcommand is None:
         return f"{text}. See: dpaudit --help"
     return f"{text}.{_option_help(error, ctx)} See: {ctx.command_path} {ctx.invoked_subcommand} --help"
+
+
+def _refused_option(error: Any, words: Sequence[str]) -> str:
+    """Return what is wrong with an option in the words of all other errors; empty if it is something else."""
+    if name := getattr(error, "option_name", None):
+        near = getattr(error, "possibilities", None)
+        hint = f". Did you mean {near[0]}?" if near else ""
+        return f"{name} needs a value" if "requires" in error.message else f"There is no option {name}{hint}"
+    match = re.match(rf"Input should be ({'|'.join(_ALLOWED)})(?: (\S+)$)?", error.message)
+    if match is None:
+        return ""
+    option = error.param.opts[0]
+    values = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+    values += [words[place + 1] for place, word in enumerate(words[:-1]) if word == option]
+    return f"{option} must be {' '.join(filter(None, (_ALLOWED[match[1]], match[2])))}, got {values[-1]}"
 
 
 def _option_help(error: Any, ctx: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import ROUND_FLOOR
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -124,13 +123,14 @@ def demo(
 
 
 def _print(trainings: list[DemoTraining], folder: Path, shown: Shown) -> None:
+    from dpaudit import _validate  # noqa: PLC0415  # loads numpy
     from dpaudit.cli._result_table import print_details  # noqa: PLC0415
-    from dpaudit.stats import Block, rounded  # noqa: PLC0415
+    from dpaudit.stats import Block  # noqa: PLC0415
 
     console, blocks = output(), [Block.of(training.values) for training in trainings]
     console.print(f"{_INTRODUCTION}\n\n{'':<21}accuracy   epsilon >=   verdict")
     for training, block in zip(trainings, blocks, strict=True):
-        epsilon = rounded(float(training.values["bound"]["epsilon"]), ROUND_FLOOR)
+        epsilon = _validate.rounded_down(float(training.values["bound"]["epsilon"]))
         numbers = f"  {training.name:<17}  {100 * training.values['accuracy']:>6.1f} %   {epsilon:>10}   "
         style = "bold red" if training.values["verdict"] == "VIOLATION" else ""
         console.print(Text.assemble(numbers, (f"{block.mark} {block.title}", style)))

@@ -147,7 +147,9 @@ class PlanOptions:
             return self.observations, 1
         if self.observations is None and self.steps is not None and self.canaries is not None:
             return self.steps, self.canaries
-        raise InputError("The size is either --observations, or --steps and --canaries.")
+        named = {"--observations": self.observations, "--steps": self.steps, "--canaries": self.canaries}
+        got = " and ".join(name for name, size in named.items() if size is not None)
+        raise InputError(f"The size is either --observations, or --steps and --canaries, got {got}.")
 
     def _by_steps(self, leak: dpaudit.Leak) -> list[dpaudit.Plan]:
         """Plan steps for all methods with one score per step and side, and for betting also with more."""
@@ -224,8 +226,6 @@ def _answer(planned: PlanResult) -> str:
         if default.num_canaries != 1:
             size = f"{default.num_canaries:,} canaries per side in each of {default.num_steps:,} steps"
         return f"You need {size} to detect {leak} with {name}."
-    from dpaudit.stats import detected  # noqa: PLC0415
-
     num_steps, num_canaries = planned.size
     usual_kind = _default(num_canaries)
     smallest = next(leak for inference, leak in planned.leaks if isinstance(inference, usual_kind))
@@ -233,7 +233,7 @@ def _answer(planned: PlanResult) -> str:
     if num_canaries > 1:
         size = f"{num_canaries:,} canaries per side in each of {num_steps:,} steps"
     verb = "would detect" if planned.is_found else "are too few for this claim: they would detect"
-    return f"{size} {detected(smallest.to_dict(), 'would detect').replace('would detect', verb, 1)}."
+    return f"{size} {smallest.sentence(verb)}."
 
 
 def _default(num_canaries: int | None) -> type[dpaudit.Inference]:

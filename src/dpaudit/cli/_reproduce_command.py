@@ -165,6 +165,7 @@ def reproduce(
 
     Exit status: 0 all written, 2 bad input, 130 interrupted.
     """
+    from dpaudit._validate import choice  # noqa: PLC0415  # loads numpy
     from dpaudit.experiments import reproduction  # noqa: PLC0415
 
     if is_list:
@@ -174,10 +175,7 @@ def reproduce(
         raise InputError("The name of a figure is missing; list all with: dpaudit reproduce --list")
     if embedded and data_dir is not None:
         raise InputError(f"Pass either --data-dir or --embedded, which ignores {data_dir}, not both.")
-    if scale not in list(reproduction.Scale):
-        names = ", ".join(reproduction.Scale)
-        raise InputError(f"--scale must be one of {names}, got {scale!r}.")
-    size = reproduction.Scale(scale)
+    size = reproduction.Scale(choice("scale", scale, [size.value for size in reproduction.Scale]))
     folder = folder or Path("dpaudit-reproduction", size)
     options = {
         "scale": size,

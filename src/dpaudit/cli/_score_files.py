@@ -32,7 +32,7 @@ class Columns:
 
     def side(self, table: ScoreTable) -> int:
         """Return the score column of a file with one side; a single column may have any name."""
-        is_named = any(table.names) and self.score != Columns.score
+        is_named = self.score != Columns.score
         return 0 if len(table.names) <= 1 and not is_named else table.index(self.score)
 
     def both(self, table: ScoreTable) -> tuple[int, int]:

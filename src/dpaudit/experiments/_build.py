@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from dpaudit import _io
+from dpaudit import _io, _validate
 from dpaudit._provenance import digest, seed_digest, spawn_seed
 from dpaudit.accounting import noise_for_epsilon
 from dpaudit.canaries import Adversarial, Blank, Crafted, GradientCanary, InputCanary, Mislabelled
@@ -430,6 +430,5 @@ def _require_at_most(name: str, count: int, available: int) -> None:
 
 def example(name: str) -> str:
     """Return the text of a commented config."""
-    if name not in EXAMPLES:
-        raise InputError(f"{name!r} is not an example; choose from {', '.join(EXAMPLES)}.")
+    _validate.choice("example", name, EXAMPLES)
     return _io.packaged("experiments", "examples", f"{name}.toml")

@@ -300,6 +300,8 @@ def damaged_checkpoint(path: Path) -> InputError:
 
 def check_unfinished(folder: Path) -> Iterator[str]:
     """Check all files that a run is resumed from; yield what is stored."""
+    if not folder.exists():
+        raise InputError(f"The directory {folder} does not exist.")
     if not (folder / "config.json").exists():
         raise InputError(
             f"{folder} is not the directory of a run: it has neither a manifest.json nor a config.json."

@@ -218,11 +218,10 @@ def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagn
         verdict = "VIOLATION" if diagnosis is not None and diagnosis.findings else ""
         _record(node, number, (verdict, "", "", "", "", findings, to_check, ""))
         return
-    from decimal import ROUND_FLOOR  # noqa: PLC0415
 
-    from dpaudit.stats._block import rounded  # noqa: PLC0415  # loads scipy
+    from dpaudit import _validate  # noqa: PLC0415  # loads numpy
 
-    factor = result.power.noise_factor
+    factor, reached = result.power.noise_factor, _validate.rounded_down(result.bound.epsilon)
     values = (
         result.verdict.name,
         f"{result.bound.epsilon:.4g}",
@@ -231,7 +230,7 @@ def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagn
         f"{result.bound.confidence:.6g}",
         findings,
         to_check,
-        f"epsilon >= {rounded(result.bound.epsilon, ROUND_FLOOR)} of {rounded(result.claim.epsilon)}",
+        f"epsilon >= {reached} of {_validate.rounded(result.claim.epsilon)}",
     )
     _record(node, number, values)
 

@@ -319,7 +319,8 @@ class LiveBound:
 
     def __str__(self) -> str:
         relation = ">" if self.is_violation else "of"
-        return f"epsilon >= {self.epsilon:.3g} {relation} {self.claimed_epsilon:.3g} claimed"
+        reached = _validate.rounded_down(self.epsilon)
+        return f"epsilon >= {reached} {relation} {_validate.rounded(self.claimed_epsilon)} claimed"
 
 
 @dataclass(frozen=True, kw_only=True)

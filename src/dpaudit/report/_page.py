@@ -12,10 +12,11 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import ROUND_CEILING, ROUND_FLOOR
+from decimal import ROUND_CEILING
 
 import dpaudit
 from dpaudit._html import Html, asset, definitions, element, joined
+from dpaudit._validate import rounded, rounded_down
 from dpaudit.diagnostics import Diagnosis, finding_kinds
 from dpaudit.diagnostics._diagnosis import findings_sentence
 from dpaudit.report._plots import (
@@ -29,7 +30,6 @@ from dpaudit.report._plots import (
 from dpaudit.report._run import Run
 from dpaudit.report._svg import table
 from dpaudit.stats import Verdict
-from dpaudit.stats._block import rounded
 
 COMPARISON_HEADER = (
     "run",
@@ -49,7 +49,7 @@ def comparison_row(run: Run) -> list[str]:
         run.name,
         f"{run.block.mark} {run.block.title}",
         rounded(run.claim.epsilon),
-        rounded(run.bound.epsilon, ROUND_FLOOR),
+        rounded_down(run.bound.epsilon),
         "none" if leak is None or math.isinf(leak.epsilon) else rounded(leak.epsilon, ROUND_CEILING),
     ]
 

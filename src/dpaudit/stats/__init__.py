@@ -7,7 +7,7 @@ what reports write and read (``SCHEMA_VERSION``, ``plain``, ``number``, ``summar
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._audit import audit, audit_recorded, audit_untuned, default_method, guesses_of, lower_bound
-from dpaudit.stats._block import Block, details, detected, errors_line, rounded, summary
+from dpaudit.stats._block import Block, details, errors_line, summary
 from dpaudit.stats._bound import DEFAULT, GIVEN, LARGEST, READ, Bound, ClaimPart, Power, number, plain
 from dpaudit.stats._counts import ErrorCounts, Guesses, StepErrors, StepScores
 from dpaudit.stats._estimate import Estimate, scale_notes
@@ -149,7 +149,6 @@ __all__ = [
     "chunks",
     "default_method",
     "details",
-    "detected",
     "errors_line",
     "guessed_p_value",
     "guesses_of",
@@ -165,7 +164,6 @@ __all__ = [
     "plan_steps",
     "plausible_counts",
     "require_higher_is_present",
-    "rounded",
     "scale_notes",
     "smallest_leak",
     "split_by_coins",

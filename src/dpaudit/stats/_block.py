@@ -10,7 +10,6 @@ import math
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from typing import Any
 
 from dpaudit import _validate
@@ -138,29 +137,13 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float | str) else math.nan
 
 
-def rounded(value: float, rounding: str = ROUND_HALF_EVEN, digits: int = 2) -> str:
-    """Return a number with this many decimals, or with two significant digits if it would be zero.
-
-    >>> rounded(5.809), rounded(5.809, ROUND_FLOOR), rounded(1269.0), rounded(0.0012)
-    ('5.81', '5.80', '1,269.00', '0.0012')
-    """
-    if not math.isfinite(value):
-        return str(value)
-    if abs(value) >= 1e12:
-        return f"{value:.3g}"
-    exact = Decimal(repr(float(value)))
-    if rounding != ROUND_FLOOR and 0 < abs(exact) < Decimal(1).scaleb(-digits):
-        digits = 1 - exact.adjusted()
-    return f"{exact.quantize(Decimal(1).scaleb(-digits), rounding=rounding):,}"
-
-
 def _numbers(document: Mapping[str, Any]) -> str:
     claim, bound = document["claim"], document["bound"]
     if document["verdict"] is None:
-        return f"epsilon >= {rounded(_number(bound['epsilon']), ROUND_FLOOR)} at delta {bound['delta']:g}"
+        return f"epsilon >= {_validate.rounded_down(_number(bound['epsilon']))} at delta {bound['delta']:g}"
     reached, claimed, symbol = _number(bound["epsilon"]), _number(claim["epsilon"]), "epsilon"
     if document["verdict"] == "UNDERPOWERED":
-        target = "this claim" if math.isnan(claimed) else f"a claim of epsilon {rounded(claimed)}"
+        target = "this claim" if math.isnan(claimed) else f"a claim of epsilon {_validate.rounded(claimed)}"
         return f"{_size(document)} cannot test {target}"
     note = ""
     if math.isnan(reached) or math.isnan(claimed):  # the accountant gave up
@@ -177,7 +160,7 @@ def _numbers(document: Mapping[str, Any]) -> str:
 
 
 def _both(reached: float, claimed: float, digits: int) -> tuple[str, str]:
-    return rounded(reached, ROUND_FLOOR, digits), rounded(claimed, digits=digits)
+    return _validate.rounded_down(reached, digits), _validate.rounded(claimed, digits=digits)
 
 
 def _distinguished(reached: float, claimed: float) -> tuple[str, str]:
@@ -230,7 +213,7 @@ def _rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str,
     for fact in to_check[:1]:
         yield "to check", to_check_text(fact)
     if ":" in strength:
-        yield "strength", strength
+        yield "p-value", strength
     for note in notes[:num_notes]:
         yield "note", _sentence(note)
     yield from power
@@ -281,38 +264,16 @@ def _strength(document: Mapping[str, Any]) -> str:
     if p_value <= 1e-3:  # above, it is weak evidence
         return f"p = {p_value:.1g}"
     number = f"one of {math.floor(1 / p_value):,} correct runs may do so"
-    return f"p = {p_value:.2g}: {number}; repeat with a fresh seed"
+    return f"{p_value:.2g}: {number}; repeat with a fresh seed"
 
 
 def _power(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    only = "would detect only" if document["verdict"] == "UNDERPOWERED" else "detects"
-    power, attack = document.get("power"), document.get("attack_power")
-    if power is not None:
-        subject = "an ideal attack " if power.get("is_ideal") else ""
-        yield "power", f"{subject}{detected(power, only)}"
-    if attack is not None:
-        signal = f"about {100 * attack['efficiency']:.0f} % of the ideal signal"
-        yield "power", f"this attack, with {signal}, {detected(attack, only)}"
-
-
-def detected(power: Mapping[str, Any], verb: str = "detects") -> str:
-    """Return which leaks an audit detects, given the plain values of a power.
-
-    >>> detected({"probability": 0.8, "epsilon": 6.037, "parameter": 1.02, "noise_factor": 0.981})
-    'detects noise below 98 % of the claim (epsilon 6.04), 80 % of the time'
-    """
-    epsilon, parameter = _number(power["epsilon"]), _number(power["parameter"])
-    if math.isinf(parameter):
-        return f"{verb.split(maxsplit=1)[0]} {'detect ' if ' ' in verb else ''}no leak, however large"
-    often, least = f"{_validate.percent(power['probability'])} of the time", rounded(epsilon, ROUND_CEILING)
-    if power.get("noise_factor") is not None:
-        share = rounded(100 * power["noise_factor"], ROUND_FLOOR, 0 if power["noise_factor"] >= 0.01 else 4)
-        leak = f" (epsilon {least})" if math.isfinite(epsilon) else ""
-        return f"{verb} noise below {share} % of the claim{leak}, {often}"
-    mechanism = f"{power['mechanism']} of " if power.get("mechanism") else ""
-    if not math.isfinite(epsilon):
-        return f"{verb} a parameter above {rounded(parameter, ROUND_CEILING)}, {often}"
-    return f"{verb} {mechanism}epsilon above {least}, {often}"
+    verb = "would detect only" if document["verdict"] == "UNDERPOWERED" else "detects"
+    for values in (document.get("power"), document.get("attack_power")):
+        if values is not None:
+            numbers = {name: _number(values[name]) for name in ("epsilon", "parameter")}
+            known = {name: values[name] for name in Power.__annotations__ if name in values}
+            yield "power", Power(**{**known, **numbers}).sentence(verb)
 
 
 def _basis(
@@ -394,8 +355,7 @@ def summary(
         lines.append(("claimed", ", ".join(map(str, parts))))
     lines += [("bound", statement), ("method", method)]
     lines += [] if p_value is None else [("p-value", p_value_line(p_value))]
-    powers = (("power", power), ("this attack", attack_power))
-    return [*lines, *((label, str(stated)) for label, stated in powers if stated is not None)]
+    return [*lines, *(("power", str(stated)) for stated in (power, attack_power) if stated is not None)]
 
 
 def errors_line(bound: float, tests: float, num_tests: int) -> str:

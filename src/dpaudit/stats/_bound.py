@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import ROUND_CEILING
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -159,29 +160,34 @@ class Power:
         )
 
     def __str__(self) -> str:
-        detected = f"would have been detected with {_validate.percent(self.probability)} probability"
-        text = f"no leak {detected}" if math.isinf(self.parameter) else f"{self._leak} {detected}"
+        short = self.canary_length
+        length = "" if short is None else f"; canaries reach {short:.2g} of the clipping norm"
+        return f"{self.sentence()}{length}"
+
+    def sentence(self, verb: str = "detects") -> str:
+        """Return which leaks are detected; of too weak an audit, the verb is "would detect only".
+
+        >>> print(Power(probability=0.8, epsilon=6.037, parameter=1.02, noise_factor=0.981))
+        detects noise below 98 % of the claim (epsilon 6.04), 80 % of the time
+        """
+        attack = "an ideal attack " if self.is_ideal else ""
         if self.efficiency is not None:
-            return (
-                f"shows {self.efficiency:.2g} of an ideal attack's signal, if the noise is as claimed; with "
-                f"that share of it, {text} (an estimate from its own scores)"
-            )
-        if self.is_ideal:
-            return f"{text} by an ideal attack with this many scores"
-        if not math.isinf(self.parameter):
-            text += " by an attack of this design"
-        if self.canary_length is not None:
-            text += f" (canaries reach {self.canary_length:.2g} of the clipping norm)"
-        return text
+            attack = f"this attack, with about {100 * self.efficiency:.0f} % of the ideal signal, "
+        if math.isinf(self.parameter):
+            return f"{attack}{verb.removesuffix(' only')} no leak, however large"
+        return f"{attack}{verb} {self._leak}, {_validate.percent(self.probability)} of the time"
 
     @property
     def _leak(self) -> str:
-        text = f"a true epsilon of {self.epsilon:.4g}"
-        if self.mechanism is not None:
-            text = f"{self.mechanism} with {text}"
-        if self.noise_factor is not None:
-            text += f" (noise at {_validate.percent(self.noise_factor, 3)} of the claimed level)"
-        return text
+        epsilon, factor = _validate.rounded(self.epsilon, ROUND_CEILING), self.noise_factor
+        if factor is not None:
+            share = _validate.rounded_down(100 * factor, 0 if factor >= 0.01 else 4)
+            leak = f" (epsilon {epsilon})" if math.isfinite(self.epsilon) else ""
+            return f"noise below {share} % of the claim{leak}"
+        if not math.isfinite(self.epsilon):
+            return f"a parameter above {_validate.rounded(self.parameter, ROUND_CEILING)}"
+        mechanism = "" if self.mechanism is None else f"{self.mechanism} of "
+        return f"{mechanism}epsilon above {epsilon}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -146,10 +146,9 @@ class StepScores:
         """Return the scores of ``observations`` of any shape by step."""
         observations = observations.in_memory()
         absent, present = observations.without_canary, observations.with_canary
-        if observations.with_steps is not None and observations.without_steps is not None:
-            steps = observations.without_steps, observations.with_steps
-            return cls(absent, steps[0], present, steps[1], observations.num_steps, by_coin=True)
-        count = observations.num_steps
+        steps, count = observations.steps, observations.num_steps
+        if steps is not None:
+            return cls(absent, steps.without_canary, present, steps.with_canary, count, by_coin=True)
         return cls(
             absent.reshape(-1),
             _deal(absent.size, count),

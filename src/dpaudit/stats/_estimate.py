@@ -324,10 +324,8 @@ class ScoreSums:
 
 def step_sides(observations: Observations) -> Iterator[tuple[ScoreArray, IntArray]]:
     """Yield absent and present scores, each with the flat positions at which its groups of steps end."""
-    for scores, steps in (
-        (observations.without_canary, observations.without_steps),
-        (observations.with_canary, observations.with_steps),
-    ):
+    for name in ("without_canary", "with_canary"):
+        scores, steps = getattr(observations, name), getattr(observations.steps, name, None)
         if steps is not None:
             ends = np.searchsorted(steps, np.arange(observations.num_steps), side="right")
         else:

@@ -38,6 +38,14 @@ ALIKE = "the canary is the only difference between the observations with and wit
 PAIRED = "each canary was scored with and without it, and it is the only difference between the two draws"
 
 
+@dataclass(frozen=True, eq=False)
+class CoinSteps:
+    """The step of each score, in ascending order, if fair coins decided which canaries were present."""
+
+    with_canary: IntArray
+    without_canary: IntArray
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observations:
     """Scores with and without the canary; a higher score means "present".
@@ -71,10 +79,7 @@ class Observations:
     scores_of: str | None = None
     with_ids: IdArray | None = field(default=None, repr=False)
     without_ids: IdArray | None = field(default=None, repr=False)
-    # The step of each score, if fair coins decided which canaries were present: only from split_by_coins().
-    with_steps: IntArray | None = field(default=None, repr=False)
-    without_steps: IntArray | None = field(default=None, repr=False)
-    _coins_were_checked: bool = field(default=False, repr=False)
+    steps: CoinSteps | None = field(default=None, repr=False)  # from_presence() makes it and checks the coins
 
     def __post_init__(self) -> None:
         for name in ("normalized", "paired", "coupled"):
@@ -174,8 +179,8 @@ class Observations:
     @property
     def num_steps(self) -> int:
         """The number of steps; for one-dimensional scores, the number of pairs."""
-        if self.with_steps is not None and self.without_steps is not None:
-            return 1 + int(max(self.with_steps.max(), self.without_steps.max()))
+        if self.steps is not None:
+            return 1 + int(max(self.steps.with_canary.max(), self.steps.without_canary.max()))
         return min(len(self.with_canary), len(self.without_canary))
 
     @property
@@ -186,7 +191,7 @@ class Observations:
     @property
     def by_coin(self) -> bool:
         """Whether a coin decided the presence of each canary in each step."""
-        return self.with_steps is not None
+        return self.steps is not None
 
     @property
     def design(self) -> str:
@@ -216,28 +221,22 @@ def split_by_coins(
         fields |= {"with_ids": names[present], "without_ids": names[absent]}
     if scores.ndim == 2:
         steps, counts = np.arange(len(scores)), present.sum(axis=1)
-        fields |= {"with_steps": np.repeat(steps, counts), "coupled": coupled}
-        fields["without_steps"] = np.repeat(steps, scores.shape[1] - counts)
-        fields["_coins_were_checked"] = True
+        sides = np.repeat(steps, counts), np.repeat(steps, scores.shape[1] - counts)
+        fields |= {"steps": CoinSteps(*sides), "coupled": coupled}
     return Observations(**fields, normalized=normalized, scores_of=scores_of)
 
 
 def _check_steps(observations: Observations) -> None:
     """Require coins that were checked, and one step per score in ascending order, for predictable rules."""
-    pairs = (
-        ("with_steps", observations.with_steps, observations.with_canary),
-        ("without_steps", observations.without_steps, observations.without_canary),
-    )
-    if any(steps is not None for _, steps, _ in pairs) and not observations._coins_were_checked:
+    if not isinstance(observations.steps, CoinSteps | None):
         raise InputError(
-            "with_steps and without_steps are internal; pass scores and presence, steps x canaries, to "
+            "steps is internal; pass scores and presence, steps x canaries, to "
             "Observations.from_presence(), which checks the coins."
         )
-    if (observations.with_steps is None) != (observations.without_steps is None):
-        raise InputError("with_steps and without_steps must be passed together.")
-    for name, steps, scores in pairs:
-        if steps is not None and (steps.shape != scores.shape or (steps[1:] < steps[:-1]).any()):
-            raise InputError(f"{name} must have one step per score, in ascending order.")
+    for name in ("with_canary", "without_canary") if observations.by_coin else ():
+        steps, scores = getattr(observations.steps, name), getattr(observations, name)
+        if steps.shape != scores.shape or (steps[1:] < steps[:-1]).any():
+            raise InputError(f"steps.{name} must have one step per score, in ascending order.")
 
 
 def _check_ids(observations: Observations) -> None:
@@ -329,7 +328,7 @@ def as_flags(present: ArrayLike) -> BoolArray:
     """Return a copy of the presence of scores of any shape, as booleans."""
     mask = plain_array("present", present)
     if mask.dtype != np.bool_ and not ((mask == 0) | (mask == 1)).all():
-        raise InputError("present must contain only 0 and 1 (or False and True).")
+        raise InputError("present must contain only 0 and 1, or False and True.")
     return mask.astype(np.bool_)
 
 
@@ -420,7 +419,8 @@ def require_higher_is_present(observations: Observations, remedy: str) -> None:
 
 def _sample(side: str, observations: Observations) -> tuple[FloatArray, IntArray]:
     """Return evenly spaced scores of a side, all of a small one, and the step of each."""
-    name, steps = f"{side}_canary", getattr(observations, f"{side}_steps")
+    name = f"{side}_canary"
+    steps = None if observations.steps is None else getattr(observations.steps, name)
     scores: ScoreArray = getattr(observations, name)
     spacing = -(-scores.size // _SAMPLED)
     pieces = []

@@ -48,8 +48,8 @@ class Leak:
             return self._with_epsilon(claim, hypothesis)
         if not hypothesis.tradeoff.is_inverse_noise:
             raise InputError(
-                f"noise_factor={self.noise_factor:g} needs a claim about noise, and this one "
-                f"({claim.summary}) has no noise level; state the leak as an epsilon."
+                f"noise_factor needs a curve with a noise level, got {hypothesis.tradeoff} of the claim "
+                f"{claim.summary}; state the leak by its true epsilon."
             )
         return hypothesis.parameter / self.noise_factor
 

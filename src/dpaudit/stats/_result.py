@@ -28,23 +28,18 @@ from dpaudit.stats.tradeoffs import TradeOff
 
 _TWICE = 2.0  # the multiple of the claimed epsilon that an audit must be able to detect
 PRIVACY, MECHANISM = "privacy", "mechanism"
-OTHER_MECHANISM = "The tests refute that this is the claimed mechanism."
+OTHER_MECHANISM = "This is not the mechanism that the claim was computed for."
 
 
 class Verdict(Enum):
     """The outcome of an audit; each value is the sentence that explains it."""
 
-    VIOLATION = (
-        "The observations refute the claim: they reveal more about the canary than the claimed privacy "
-        "allows."
-    )
+    VIOLATION = "This run leaks more than it claims."
     NO_VIOLATION = (
-        "The observations do not refute the claim. This does not prove it: a leak smaller than the smallest "
-        "detectable one could have gone undetected."
+        "The claim is not refuted. This is no proof of privacy: a smaller leak could have gone unnoticed."
     )
     UNDERPOWERED = (
-        "The observations cannot test the claim: twice the claimed epsilon would have been detected with "
-        "less than 80 % probability."
+        "This audit cannot test the claim: it detects twice the claimed epsilon less than 80 % of the time."
     )
 
 
@@ -54,8 +49,8 @@ def verdict_sentence(verdict: Verdict, refuted: Collection[str], condition: str 
         return str(verdict.value)
     if PRIVACY not in refuted:
         return (
-            f"{OTHER_MECHANISM} The bound does not refute the claimed privacy, but the claimed epsilon was "
-            "computed for a different mechanism than the one that ran."
+            f"{OTHER_MECHANISM} The bound alone does not refute the claimed epsilon, but that epsilon says "
+            "nothing about the mechanism that ran."
         )
     sentence = str(verdict.value) + (f" This holds if {condition}." if condition else "")
     return f"{sentence} {OTHER_MECHANISM}" if MECHANISM in refuted else sentence

@@ -158,7 +158,7 @@ def chosen(entries: Sequence[Entry], names: Iterable[str]) -> list[Entry]:
     wanted = dict.fromkeys(names)
     for name in wanted:
         if name not in by_name:
-            hint = _validate.suggestion(name, by_name) or f" Choose from {', '.join(by_name)}."
+            hint = _validate.suggestion(name, by_name) or " List all with: dpaudit zoo --list"
             raise InputError(f"The zoo has no entry {name!r}.{hint}")
     return [by_name[name] for name in wanted] if wanted else list(entries)
 

@@ -221,8 +221,8 @@ class PreparedTraining:
             components = {name: getattr(prepared, name) for name in names if hasattr(prepared, name)}
         if components.get("optimizer") is None:
             raise InputError(
-                f"{type(prepared).__name__} has no private optimizer; pass what make_private returned, or a "
-                "dict or object with optimizer, module and loader."
+                "A private optimizer is missing: pass or return what make_private returned, or a dict or an "
+                f"object with optimizer, module and loader, got a {type(prepared).__name__}."
             )
         components["optimizer"] = unwrapped(components["optimizer"])
         schedulers = [value for value in values if isinstance(value, _NoiseScheduler | _GradClipScheduler)]

@@ -19,7 +19,7 @@ from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
 from dpaudit.stats._counts import ErrorCounts, StepErrors, StepScores
-from dpaudit.stats._observations import Observations
+from dpaudit.stats._observations import CoinSteps, Observations
 from dpaudit.stats.inference import (
     Betting,
     BoundQuery,
@@ -81,9 +81,9 @@ class HeldOut(ThresholdRule):
         """Return the absent and present scores to choose on, and the observations to count."""
         observations = observations.in_memory()
         rng = None if the_first else np.random.default_rng(self.seed)
-        if observations.with_steps is not None and observations.without_steps is not None:
+        if (steps := observations.steps) is not None:
             held = self._held_mask(rng, observations.num_steps)
-            return _split(observations, held[observations.without_steps], held[observations.with_steps])
+            return _split(observations, held[steps.without_canary], held[steps.with_canary])
         with_held = self._held_mask(rng, len(observations.with_canary))
         stepped = observations.is_stepped
         without_held = with_held if stepped else self._held_mask(rng, len(observations.without_canary))
@@ -134,12 +134,12 @@ def _split(
     absent, present = observations.without_canary, observations.with_canary
     rest: dict[str, Any] = {"with_canary": present[~with_held], "without_canary": absent[~without_held]}
     rest |= {"with_ids": None, "without_ids": None}  # counts need none
-    if observations.with_steps is not None and observations.without_steps is not None:
+    if observations.steps is not None:
         if with_held.all() or without_held.all():
             raise InputError("HeldOut() leaves no scores to count on one side; record more steps.")
-        steps_left = observations.with_steps[~with_held], observations.without_steps[~without_held]
-        steps = np.unique(np.concatenate(steps_left), return_inverse=True)[1]
-        rest |= {"with_steps": steps[: steps_left[0].size], "without_steps": steps[steps_left[0].size :]}
+        left = observations.steps.with_canary[~with_held], observations.steps.without_canary[~without_held]
+        steps = np.unique(np.concatenate(left), return_inverse=True)[1]
+        rest["steps"] = CoinSteps(steps[: left[0].size], steps[left[0].size :])
     held = absent[without_held].reshape(-1), present[with_held].reshape(-1)
     return *held, replace(observations, **rest)
 
