@@ -359,7 +359,7 @@ def _usage(error: Any, ctx: Any, words: Sequence[str]) -> str:
 
 
 def _refused_option(error: Any, words: Sequence[str]) -> str:
-    """Return what is wrong with an option in the words of all other errors; empty if it is something else."""
+    """Return what is wrong with an option worded like all other errors; empty if it is something else."""
     if name := getattr(error, "option_name", None):
         near = getattr(error, "possibilities", None)
         hint = f". Did you mean {near[0]}?" if near else ""
