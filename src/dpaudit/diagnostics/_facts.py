@@ -101,6 +101,11 @@ UPDATED = {
         "does another optimizer, a hook, the forward pass or your loop change weights?",
         "recorder.replay(train_step)",
     ),
+    "update-by-sum": (
+        "whether the update of an own optimizer, repeated with the same release, changes with sums and rows",
+        "What an update takes from gradients without noise is published with the weights.",
+        "does the optimizer mask or scale its update by p.summed_grad or p.grad_sample?",
+    ),
 }
 
 # Settings of Opacus, read from the prepared training.

@@ -116,6 +116,8 @@ class ObservedStep:
     """What was left of the previous sum when this one began."""
     changed_weights: tuple[str, ...] | None = None
     """Names of parameters that changed between the previous update and this release, which should be none."""
+    follows_release: bool | None = None
+    """Whether the update is the same with other sums before the noise; None if it was not repeated."""
     batch: IntArray | None = None
     """The indices of the examples in the data set."""
     num_examples: int | None = None

@@ -31,9 +31,10 @@ _SUM_FINDINGS = {
     "changed": ("sum-rebuilt", "The sum changes between clipping and noise in {}"),
     "norm": ("sum-norm", "The sum is longer than its clipped rows allow in {}"),
     "limit": ("clipping-norm", "Rows are clipped to a larger norm than that of the noise in {}"),
+    "update": ("update-by-sum", "With the same release and another sum, the update is another one in {}"),
 }
 _TO_CHECK = {"weights": ("outside-update", "Weights change between an update and the next release in {}")}
-_NO_ESTIMATE = {"bypass", "weights"}  # whose size is not on the scale of a limit
+_NO_ESTIMATE = {"bypass", "update", "weights"}  # whose size is not on the scale of a limit
 
 
 @dataclass
@@ -95,6 +96,8 @@ class SumRecord:
             first, *others = step.changed_weights
             text = f"before step {index}, {first}{f' and {len(others)} more' if others else ''}"
             self._faults["weights"].add(len(step.changed_weights), text)
+        if step.follows_release is False:
+            self._faults["update"].add(0.0, f"as in step {index}")
         if step.row_limit is not None and step.row_limit > 1 + _ROUNDING:
             self._faults["limit"].add(
                 step.row_limit, f"in step {index}, to {step.row_limit:.4g} times that norm"

@@ -83,14 +83,15 @@ def _private(
     max_grad_norm: float = 1.0,
     loss_reduction: str = "mean",
     engine: Callable[[], PrivacyEngine] = PrivacyEngine,
+    optimizer: type[torch.optim.SGD] = torch.optim.SGD,
     **options: Any,
 ) -> Private:
     """Prepare a small training run."""
     torch.manual_seed(seed)
     network, criterion = model(), nn.CrossEntropyLoss(reduction=loss_reduction)
-    wrapped, optimizer, *criteria, loader = engine().make_private(
+    wrapped, private_optimizer, *criteria, loader = engine().make_private(
         module=network,
-        optimizer=torch.optim.SGD(network.parameters(), lr=0.1),
+        optimizer=optimizer(network.parameters(), lr=0.1),
         data_loader=DataLoader(data(), batch_size=batch_size),
         criterion=criterion,
         noise_multiplier=NOISE,
@@ -99,7 +100,7 @@ def _private(
         **options,
     )
     # ghost clipping adds a criterion
-    return Private(wrapped, optimizer, loader, criteria[0] if criteria else criterion)
+    return Private(wrapped, private_optimizer, loader, criteria[0] if criteria else criterion)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,6 +125,24 @@ def _update_in_backward(private: Private) -> None:
         parameter.register_post_accumulate_grad_hook(update)
 
 
+class _Masked(torch.optim.SGD):
+    """Optimizer that updates only where the sum before the noise has the sign of the release."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = parameter.grad * (parameter.grad * parameter.summed_grad > 0)
+        super().step(closure)
+
+
+class _Limited(torch.optim.SGD):
+    """Optimizer of its own that limits the release, which is correct."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = parameter.grad.clamp(-1, 1)
+        super().step(closure)
+
+
 def _loss_of(private: Private, batch: Batch) -> Tensor:
     with torch.no_grad():
         return cross_entropy(private.model(batch[0]), batch[1])
@@ -239,6 +257,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "norm-within-batch": _observed(
         fault=partial(_shrink_norm, per_part=True), fix=partial(_shrink_norm, per_part=False)
     ),
+    "update-masked": _observed(options={"optimizer": _Limited}, broken={"optimizer": _Masked}),
     "phases-reseeded": PrivateTraining(judge=observed_phases, fault=assign("phase_seed", 42)),
     "update-in-backward": _observed(fault=_update_in_backward),
     "non-finite-gradient": _replayed_non_finite(fix=_nan_safe),  # as in Opacus 1.6

@@ -416,6 +416,14 @@ def _attributes(owner: Any) -> dict[str, Any]:
     }
 
 
+def unwatched(owner: Any, name: str) -> Any:
+    """Return a method of an object without the functions that :func:`watched` calls around it."""
+    method = vars(owner).get(name)
+    while hasattr(method, _WRAPPED):
+        method = getattr(method, _WRAPPED)
+    return getattr(type(owner), name).__get__(owner) if method is None else method
+
+
 @contextmanager
 def watched(
     owner: Any,

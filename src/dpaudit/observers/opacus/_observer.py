@@ -42,6 +42,7 @@ from dpaudit.observers.opacus._lints import LintCheck
 from dpaudit.observers.opacus._post_processing import (
     PostProcessing,
     Release,
+    RepeatedUpdate,
     WeightWatch,
     evenly_spaced,
     stride_of,
@@ -101,6 +102,7 @@ class OpacusObserver:
         self._post_processing = PostProcessing()
         index = CoordinateIndex(coordinates.indices, training.optimizer.params)
         self._weights = WeightWatch(training.optimizer.params, training.names, index)
+        self._repeated = RepeatedUpdate(training.optimizer, self._weights)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -115,7 +117,9 @@ class OpacusObserver:
             undo.callback(self._end_step)
             inside = updating_optimizer(self._optimizer)
             undo.callback(inside.register_step_pre_hook(self._before_update).remove)
-            undo.callback(inside.register_step_post_hook(self._after_update).remove)
+            handle = inside.register_step_post_hook(self._after_update)
+            inside._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # others may change weights
+            undo.callback(handle.remove)
             if self._drawn is not None:
                 undo.enter_context(self._drawn.installed())
             undo.enter_context(self._sums.installed())
@@ -141,14 +145,29 @@ class OpacusObserver:
         fields["changed_weights"] = self._weights.changed()
         with self._sums.paused():
             self._step = self._insert(sums, example_norm, fields)
+        versions = [total._version for total in sums]
         try:
             self._add_noise()
         except BaseException:
             self._end_step()
             raise
         self._separate_gradients()
+        if self._repeated.is_due(self._steps.index):
+            fields["follows_release"] = self._follows_release(versions)
         if self._ranks.world_size == 1:  # otherwise the gradients of other ranks are added
             self._post_processing.note(parameters)
+
+    def _follows_release(self, versions: list[int]) -> bool | None:
+        """Return whether the update is a function of the release; None if it cannot be repeated."""
+        sums = [parameter.summed_grad for parameter in self._optimizer.params]
+        is_apart = [total._version for total in sums] == versions  # sums to which no noise was added in place
+        follows = self._repeated.follows_release() if is_apart and self._ranks.world_size == 1 else None
+        if follows is None:
+            kind = type(updating_optimizer(self._optimizer)).__name__
+            self._steps.note_not_covered(
+                f"whether the update of {kind} is a function of the release: it cannot be repeated"
+            )
+        return follows
 
     @torch.no_grad()
     def _insert(self, sums: list[Tensor], example_norm: float, fields: dict[str, Any]) -> _Step:

@@ -1,29 +1,44 @@
 """What happens between the noise of a step and the next release: to the noisy gradient, and to the weights.
 
 :class:`PostProcessing` returns the :class:`Release` from which the gradients of an update were computed.
-:class:`WeightWatch` shows weights that change after the update.
+:class:`RepeatedUpdate` shows whether an update is a function of the release, :class:`WeightWatch` whether
+weights change after it.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
 from dpaudit._torch import largest_absolute
 from dpaudit._types import FloatArray
-from dpaudit.observers.opacus._clipping import CoordinateIndex, at_least_single, flat, tensor_norms
+from dpaudit.observers._session import attribute_restored, replaced
+from dpaudit.observers.opacus._clipping import (
+    CoordinateIndex,
+    at_least_single,
+    flat,
+    tensor_norms,
+    unwatched,
+)
+from dpaudit.observers.opacus._prepared import updating_optimizer
+from dpaudit.observers.opacus._snapshot import TorchSnapshot, has_state_dict, is_object
 
 _MAX_COORDINATES = 2**20  # whose largest values are noted
 _ROUNDING = 1e-5  # relative difference of two releases that are the same up to rounding
 _SAME = 1e-4  # relative difference of two steps' factors or limits
 _FACTOR, _NORM, _VALUE = "factor", "norm", "value"
 _FIRST, _EVERY = 10, 16  # steps in which values of weights are compared, which takes a pass over all of them
+_REPEATED = (0, 3, 9)  # steps whose updates are repeated: the first, and later ones for optimizers with state
+_LIBRARIES = ("torch.", "opacus.", "accelerate.")  # whose updates are functions of the release
 
 Update = Callable[[Tensor], Tensor]
 
@@ -225,10 +240,10 @@ class WeightWatch:
         is_read = self._num_updates < _FIRST or self._num_updates % _EVERY == 0 or self._has_changed
         self._num_updates += 1
         self._versions = [parameter._version for parameter in self._parameters]
-        self._values = self._read() if is_read else None
+        self._values = self.read() if is_read else None
 
     @torch.no_grad()
-    def _read(self) -> list[FloatArray]:
+    def read(self) -> list[FloatArray]:
         """Return the norm of each parameter, and its numbers at the coordinates."""
         norms, numbers = tensor_norms(self._parameters), self.numbers()
         columns = zip(norms, self._index.slices, strict=True)
@@ -245,5 +260,103 @@ class WeightWatch:
         self._has_changed = self._has_changed or is_touched
         if self._values is None:
             return None if is_touched else ()
-        rows = zip(self._names, self._values, self._read(), strict=True)
+        rows = zip(self._names, self._values, self.read(), strict=True)
         return tuple(name for name, old, new in rows if not np.array_equal(old, new, equal_nan=True))
+
+
+class RepeatedUpdate:
+    """The update of an optimizer, which must be the same with other sums and rows if the release is the same.
+
+    Updates by torch and Opacus are. Code of others is run again in a few steps, from the noisy sum to the
+    weights: twice as it is, and once with random numbers in place of sums and rows. Everything that it
+    changes is restored, random number generators included.
+    """
+
+    def __init__(self, optimizer: DPOptimizer, weights: WeightWatch) -> None:
+        self._optimizer, self._weights = optimizer, weights
+        self._inner = updating_optimizer(optimizer)
+
+    def is_due(self, index: int) -> bool:
+        """Return whether the update of this step must be repeated."""
+        steps = [unwatched(self._optimizer, name) for name in ("step", "pre_step", "scale_grad")]
+        steps += [unwatched(inner, "step") for inner in (self._optimizer.original_optimizer, self._inner)]
+        return index in _REPEATED and not all(map(_is_of_library, steps))
+
+    def follows_release(self) -> bool | None:
+        """Return whether the update of the noisy sum in ``p.grad`` is the same; None if that is unknown."""
+        held = [*vars(self._optimizer).values(), *vars(self._inner).values()]
+        if any(map(_may_have_hidden_state, held)):
+            return None
+        try:
+            return self._repeat()
+        except Exception:  # noqa: BLE001  # code of others that cannot run again may raise anything
+            return None
+
+    def _repeat(self) -> bool | None:
+        optimizer, parameters = self._optimizer, self._optimizer.params
+        noisy = [parameter.grad for parameter in parameters]
+        real = [(parameter.summed_grad, getattr(parameter, "grad_sample", None)) for parameter in parameters]
+
+        def add_noise() -> None:
+            for parameter, gradient in zip(parameters, noisy, strict=True):
+                parameter.grad = gradient.clone()
+
+        with ExitStack() as undo:
+            for name in ("clip_and_accumulate", "accumulate", "_check_skip_next_step"):
+                undo.enter_context(replaced(optimizer, name, lambda *_, **__: False))
+            undo.enter_context(replaced(optimizer, "add_noise", add_noise))
+            undo.enter_context(replaced(optimizer, "scale_grad", unwatched(optimizer, "scale_grad")))
+            undo.enter_context(attribute_restored([optimizer], "step_hook"))
+            optimizer.step_hook = None
+            for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+                undo.enter_context(attribute_restored([self._inner], name))
+                setattr(self._inner, name, OrderedDict())
+            for name in ("summed_grad", "grad_sample"):
+                undo.enter_context(attribute_restored(parameters, name))
+                for parameter in parameters:  # they are replaced, and take much memory to save
+                    setattr(parameter, name, None)
+            snapshot = TorchSnapshot([optimizer, self._inner])
+
+            def updated(values: Sequence[Any]) -> FloatArray:
+                try:
+                    for parameter, (total, rows) in zip(parameters, values, strict=True):
+                        parameter.summed_grad, parameter.grad_sample = total.clone(), rows
+                    optimizer.step()
+                    return np.concatenate(self._weights.read())
+                finally:
+                    snapshot.restore()
+
+            others = [(_random_like(total), _random_like(rows, is_rows=True)) for total, rows in real]
+            first, again, other = updated(real), updated(real), updated(others)
+        if not np.array_equal(first, again, equal_nan=True):
+            return None
+        return np.array_equal(first, other, equal_nan=True)
+
+
+def _is_of_library(function: Any) -> bool:
+    """Return whether a method, and all that it wraps, is code of libraries whose updates are known."""
+    while function is not None:
+        code = getattr(function, "__func__", function)
+        if not getattr(code, "__globals__", {}).get("__name__", "").startswith(_LIBRARIES):
+            return False
+        function = getattr(code, "__wrapped__", None)
+    return True
+
+
+def _may_have_hidden_state(value: Any) -> bool:
+    """Return whether a value is an object whose state cannot be saved."""
+    is_saved = isinstance(value, dict | list | tuple | set | Tensor) or has_state_dict(value)
+    return is_object(value) and not is_saved
+
+
+def _random_like(values: Any, *, is_rows: bool = False) -> Any:
+    """Return random numbers of the same size, from a generator of their own; rows are all the same."""
+    if isinstance(values, list):
+        return [_random_like(tensor, is_rows=is_rows) for tensor in values]
+    if values is None or not values.numel():
+        return values
+    size = float(torch.linalg.vector_norm(values.detach().float())) / math.sqrt(values.numel())
+    generator = torch.Generator(device=values.device).manual_seed(0)
+    shape = (1, *values.shape[1:]) if is_rows else values.shape
+    numbers = torch.randn(shape, generator=generator, device=values.device)
+    return (numbers * (size or 1.0)).to(values.dtype).expand(values.shape)

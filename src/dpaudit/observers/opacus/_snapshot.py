@@ -66,7 +66,7 @@ class TorchSnapshot:
             self._undo.append(lambda: np.copyto(value, before))
         elif isinstance(value, dict | list | set | deque | tuple):
             self._save_container(value)
-        elif has_state_dict(value) or (is_root and _is_object(value)):
+        elif has_state_dict(value) or (is_root and is_object(value)):
             self._save_container(vars(value))
 
     def _save_tensor(self, tensor: Tensor) -> None:
@@ -103,7 +103,7 @@ def _state_of(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object
     return generator.get_state, generator.set_state
 
 
-def _is_object(value: Any) -> bool:
+def is_object(value: Any) -> bool:
     """Return whether a value has attributes that are state, unlike code."""
     is_code = inspect.ismodule(value) or inspect.isclass(value) or inspect.isroutine(value)
     return hasattr(value, "__dict__") and not is_code
@@ -111,7 +111,7 @@ def _is_object(value: Any) -> bool:
 
 def has_state_dict(value: Any) -> bool:
     """Return whether an object can save its state, as models, optimizers and schedulers can."""
-    return _is_object(value) and callable(getattr(value, "state_dict", None))
+    return is_object(value) and callable(getattr(value, "state_dict", None))
 
 
 def attribute_digests(model: Any) -> dict[str, str]:
@@ -132,7 +132,7 @@ def attribute_digests(model: Any) -> dict[str, str]:
 def state_digests(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield the names of all numbers and tensors in an object, each with a digest of its value."""
     is_array = isinstance(value, Tensor | np.ndarray)
-    is_plain_object = _is_object(value) and not has_state_dict(value) and not is_array
+    is_plain_object = is_object(value) and not has_state_dict(value) and not is_array
     yield from _digests(name, vars(value) if is_plain_object else value)
 
 
