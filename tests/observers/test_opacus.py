@@ -293,9 +293,8 @@ def test_ghost_clipping_by_another_norm_than_the_claimed_is_a_violation(private)
         run(made, 300)
     result = recorder.audit()
     assert result.verdict is VIOLATION
-    assert f"not covered: {recorder.not_covered[0]}\n" in result.details()
     assert "check whether canaries are clipped" in result.notes[0]
-    assert "norms" in result.to_dict()["not_covered"][0]
+    assert not any("norms" in gap for gap in result.not_covered)  # they are compared with those of gradients
 
 
 def test_an_update_that_uses_the_sum_without_noise_is_a_violation(private):

@@ -322,6 +322,20 @@ _OTHERS = (
         "does the loop bypass the private loss, or clip several rows per example, padding, or a batch again?",
     ),
     _clipping(
+        "ghost-norm",
+        "whether ghost clipping clips an example by the norm of its gradient",
+        "An example whose gradient is longer than its norm contributes more than the clipping norm.",
+        "is a weight used outside of its layer, as in a functional call, is a norm sampler registered for "
+        "another kind of layer, or does a checkpoint draw other dropout masks?",
+    ),
+    _clipping(
+        "row-gradient",
+        "whether the per-example gradients of a batch add up to its gradient",
+        "Rows that are not the gradients of examples may mix them; otherwise, only the training suffers.",
+        "is a weight used outside of its layer, or a grad sampler registered for another kind of layer?",
+        "replay(step, batch, ...)",
+    ),
+    _clipping(
         "sum-norm",
         "whether the sum is longer than its clipped rows allow",
         "The noise is scaled for rows of at most the clipping norm.",

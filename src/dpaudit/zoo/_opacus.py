@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from dpaudit.canaries import Dirac
@@ -121,7 +122,7 @@ class PrivateTraining:
     def __call__(self, is_broken: bool, seed: int) -> Evidence:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # those of Opacus and torch that every user sees
-            private = _private(seed, **self.options, **(self.broken if is_broken else {}))
+            private = _private(seed, **{**self.options, **(self.broken if is_broken else {})})
             (self.fault if is_broken else self.fix)(private)
             broken = None if self.step is None or not is_broken else partial(self.step, private)
             return self.judge(private, seed, broken or private.step)
@@ -286,6 +287,22 @@ class _Tied(nn.Module):
         return self.first(inputs) + self.second(inputs)  # type: ignore[no-any-return]
 
 
+class _Autoencoder(nn.Module):
+    """Model that decodes with the weight of its encoder, in a functional call, or with one of its own."""
+
+    def __init__(self, *, is_shared: bool) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(FEATURES, 16), nn.Linear(16, FEATURES, bias=False)
+        self.head, self.is_shared = nn.Linear(FEATURES, CLASSES), is_shared
+        if is_shared:
+            del self.decoder
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        code = torch.tanh(self.encoder(inputs))
+        decoded = linear(code, self.encoder.weight.T) if self.is_shared else self.decoder(code)
+        return self.head(decoded)  # type: ignore[no-any-return]
+
+
 class _RowForEachUse(GradSampleModule):  # type: ignore[misc]
     """Module in which each use of a weight gives the example another row, clipped separately."""
 
@@ -320,5 +337,10 @@ SCENARIOS: Mapping[str, Scenario] = {
         # with Poisson sampling, Opacus refuses several rows
         options={**_SUM, "model": _Tied, "poisson_sampling": False},
         fault=_clip_each_use,
+    ),
+    "ghost-shared-weight": PrivateTraining(
+        judge=observed,
+        options={**GHOST, "model": partial(_Autoencoder, is_shared=False)},
+        broken={"model": partial(_Autoencoder, is_shared=True)},
     ),
 }

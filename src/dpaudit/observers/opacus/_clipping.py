@@ -136,8 +136,6 @@ class OpacusClip(ABC):
     Everything else that this code changes is restored.
     """
 
-    not_covered: tuple[str, ...] = ()
-
     needs_full_rows = False
     """Whether canaries are clipped as rows with an entry for each parameter, which is slower."""
 
@@ -242,11 +240,6 @@ def _own_clipping(optimizer: DPOptimizer, num_rows: int) -> Iterator[None]:
 
 class GhostClip(OpacusClip):
     """Ghost clipping: the model computes norms and reweights the loss; canaries are added after the norms."""
-
-    not_covered = (
-        "ghost clipping computes norms from activations, which gradient canaries do not have: a layer whose "
-        "norm is computed incorrectly is not detected",
-    )
 
     def __init__(self, optimizer: DPOptimizer, module: Any) -> None:
         self._optimizer, self._module = optimizer, module
@@ -365,6 +358,11 @@ def precision(parts: Sequence[Tensor]) -> float:
     return max(torch.finfo(tensor.dtype).eps for tensor in parts)
 
 
+def product_precision(tensors: Sequence[Tensor]) -> float:
+    """Return the same for products, which a GPU may compute in TF32."""
+    return max(precision(tensors), *(2.0**-10 for tensor in tensors if tensor.is_cuda), 0.0)
+
+
 @torch.no_grad()
 def tensor_norms(tensors: Sequence[Tensor]) -> FloatArray:
     """Return the norm of each tensor."""
@@ -434,15 +432,15 @@ def watched(
 ) -> Iterator[None]:
     """Call functions before and after a method of one object, the latter with its result.
 
-    Code that inspects or copies the object ignores that.
+    It may return another result. Code that inspects or copies the object ignores that.
     """
     method = getattr(owner, name)
 
     def call(*arguments: Any, **options: Any) -> Any:
         before()
         result = method(*arguments, **options)
-        after(result)
-        return result
+        replacement = after(result)
+        return result if replacement is None else replacement
 
     setattr(call, _WRAPPED, vars(owner).get(name))
     with replaced(owner, name, call):

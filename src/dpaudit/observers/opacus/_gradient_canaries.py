@@ -114,10 +114,10 @@ class GradientCanaries(StepCanaries):
     @property
     def options(self) -> dict[str, Any]:
         eps, share = precision(self._optimizer.params), self._room.norm_share(self._plan.num_canaries)
-        not_covered = self._clip.not_covered
+        not_covered: tuple[str, ...] = ()
         if share < _FULL_NORM_SHARE:
             num_places = self._plan.num_canaries * self._plan.canary.places_per_canary
-            not_covered += (
+            not_covered = (
                 f"layers with fewer than {num_places} parameters contain no canary: canaries reach only "
                 f"{100 * share:.0f} % of the clipping norm",
             )

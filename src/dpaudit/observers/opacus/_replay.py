@@ -30,7 +30,15 @@ from dpaudit.observers._replay_result import (
     fingerprint_rows,
     scale_between,
 )
-from dpaudit.observers.opacus._clipping import GhostClip, clip_for, flat, precision, split_like, watched
+from dpaudit.observers.opacus._clipping import (
+    GhostClip,
+    clip_for,
+    flat,
+    precision,
+    product_precision,
+    split_like,
+    watched,
+)
 from dpaudit.observers.opacus._observer import check_unobserved
 from dpaudit.observers.opacus._prepared import (
     attached_accounting,
@@ -302,10 +310,8 @@ class _WatchedOptimizer:
         self._note_rows(norms.double().cpu().numpy()[:, None], [norms])
 
     def _note_rows(self, rows: FloatArray, samples: Sequence[Tensor]) -> None:
-        # products on a GPU are computed in TF32
-        eps = max(2.0**-10 if sample.is_cuda else torch.finfo(sample.dtype).eps for sample in samples)
         self._rows.append(rows)
-        self._row_eps = max(self._row_eps, eps)
+        self._row_eps = max(self._row_eps, product_precision(samples))
 
     def _before_noise(self) -> None:
         self._first = self._run.before_noise()

@@ -32,6 +32,7 @@ from dpaudit.observers.opacus._clipping import (
     watched,
 )
 from dpaudit.observers.opacus._prepared import LoaderBatches, PreparedTraining
+from dpaudit.observers.opacus._single_examples import ExampleGradients
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
@@ -63,6 +64,7 @@ class SumObserver:
         self._coefficients: Tensor | None = None  # of the same pass
         self._pass_norm: float | None = None  # to which its rows were clipped
         self._gradients = _PassGradients(training.optimizer)  # of the same pass
+        self.examples = ExampleGradients(training.optimizer, self._module, lambda: self._is_paused)
         self._start_step()
 
     def _start_step(self) -> None:
@@ -80,6 +82,7 @@ class SumObserver:
         adds = "clip_and_accumulate" if self._module is None else "accumulate"
         with ExitStack() as undo:
             undo.enter_context(self._loader.installed())
+            undo.enter_context(self.examples.installed())
             undo.enter_context(
                 watched(self._optimizer, adds, before=self._before_adding, after=self._after_adding)
             )
@@ -119,12 +122,14 @@ class SumObserver:
         if not self._is_paused:
             self._norm_sample = None
 
-    def _note_coefficients(self, coefficients: Tensor) -> None:
+    def _note_coefficients(self, coefficients: Tensor) -> Tensor:
         """Note clipping factors, which a developer may compute without ``get_norm_sample``."""
-        if not self._is_paused:
-            self._coefficients, self._pass_norm = coefficients, self._clipped_norm()
-            if self._norm_sample is None:
-                self._module.get_norm_sample()  # notes the norms
+        if self._is_paused:
+            return coefficients
+        self._coefficients, self._pass_norm = coefficients, self._clipped_norm()
+        if self._norm_sample is None:
+            self._module.get_norm_sample()  # notes the norms
+        return self.examples.watch(coefficients, self._norm_sample)
 
     def _clipped_norm(self) -> float:
         return clipped_norm(self._optimizer, self._module)
@@ -135,6 +140,7 @@ class SumObserver:
         if self._is_paused:
             return
         self._trained.require_same(self._num_steps)
+        self.examples.compare_rows()
         sums = [parameter.summed_grad for parameter in self._optimizer.params]
         if self._sums is not None and any(total is None for total in sums):  # a step was abandoned
             self._start_step()
