@@ -61,6 +61,9 @@ TWINS = [
     "class-weights",
     "non-finite-gradient",
     "skip-if-non-finite",
+    "norm-within-batch",
+    "update-masked",
+    "phases-reseeded",
 ]
 
 
