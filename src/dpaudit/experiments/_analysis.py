@@ -17,43 +17,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from dpaudit import canaries
+from dpaudit import canaries, stats
 from dpaudit._io import read_array
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.diagnostics import share_error
 from dpaudit.errors import InputError
 from dpaudit.methods import MethodComparison, NamedBound, examine
 from dpaudit.recording import WHOLE_RUN_RULE
-from dpaudit.stats import (
-    ONE_RUN,
-    RUN,
-    SCHEMA_VERSION,
-    STEP,
-    ApproximateDP,
-    AuditDesign,
-    Betting,
-    Bound,
-    GuessDesign,
-    Guesses,
-    HeldOut,
-    Observations,
-    Result,
-    Simultaneous,
-    ThresholdRule,
-    TradeOff,
-    audit_recorded,
-    audit_untuned,
-    default_method,
-    guessed_p_value,
-    lower_bound,
-    one_run_bound,
-    one_run_fdp_bound,
-    plain,
-    split_by_coins,
-)
 from dpaudit.stats.inference import BoundQuery
 
-RESULT_SCHEMA: Final = SCHEMA_VERSION
+RESULT_SCHEMA: Final = stats.SCHEMA_VERSION
 """The version of the schema of ``result.json``."""
 SCORE_FILES: Final = {
     "scores": "f",
@@ -79,10 +52,10 @@ GRADIENT_CANARIES: Final[Mapping[str, Callable[..., canaries.GradientCanary]]] =
     "mixture": canaries.Mixture,
     "random-direction": canaries.RandomDirection,
 }
-THRESHOLD_RULES: Final[Mapping[str | None, ThresholdRule | None]] = {
+THRESHOLD_RULES: Final[Mapping[str | None, stats.ThresholdRule | None]] = {
     None: None,  # the number of scores determines the rule; all choices are sound
-    "simultaneous": Simultaneous(),
-    "held-out": HeldOut(),
+    "simultaneous": stats.Simultaneous(),
+    "held-out": stats.HeldOut(),
 }
 """The values of ``audit.threshold``."""
 
@@ -153,10 +126,10 @@ class RunScores:
         )
 
     @property
-    def curve(self) -> TradeOff:
+    def curve(self) -> stats.TradeOff:
         """The trade-off curve of the whole training run; without a claim, that of (epsilon, delta)-DP."""
         if self.claim is None:
-            return ApproximateDP(self.values["delta"])
+            return stats.ApproximateDP(self.values["delta"])
         assert self.claim.training is not None  # of a claim about DP-SGD
         return self.claim.training
 
@@ -177,37 +150,41 @@ class RunScores:
         return num_steps if canary is None else sum(map(canary.is_counted, range(num_steps)))
 
     @cached_property
-    def observations(self) -> Observations:
+    def observations(self) -> stats.Observations:
         """The scores that count for the bound."""
         if "with_canary" in self.arrays:
             present, absent = self.arrays["with_canary"], self.arrays["without_canary"]
-            return Observations(with_canary=present, without_canary=absent, scores_of=RUN)
+            return stats.Observations(with_canary=present, without_canary=absent, scores_of=stats.RUN)
         present = self.arrays["present"]
         if "log_likelihood_ratios" in self.arrays:
-            return Observations.from_presence(self.arrays["log_likelihood_ratios"], present, scores_of=RUN)
+            return stats.Observations.from_presence(
+                self.arrays["log_likelihood_ratios"], present, scores_of=stats.RUN
+            )
         scores = self.arrays["scores"]
         if self.are_guessed:
-            return Observations.from_presence(scores, present, scores_of=ONE_RUN)
+            return stats.Observations.from_presence(scores, present, scores_of=stats.ONE_RUN)
         if scores.ndim != 2:
             raise InputError(f"Scores must be steps x canaries, got shape {scores.shape}.")
         if self.values["mode"] == "paper":
-            return Observations.from_presence(scores, present, normalized=True, paired=True, scores_of=STEP)
+            return stats.Observations.from_presence(
+                scores, present, normalized=True, paired=True, scores_of=stats.STEP
+            )
         # as in the score log of a recorder
         if (canary := self._gradients) is not None:
             steps = [index for index in range(len(scores)) if canary.is_counted(index)]
             width = scores.shape[1] - canary.num_excluded(scores.shape[1])
             scores, present = scores[steps, :width], present[steps, :width]
-        Observations.from_presence(scores, present)  # raises unless coins are fair and scores finite
-        return split_by_coins(scores, present, normalized=True, coupled=self.is_coupled)
+        stats.Observations.from_presence(scores, present)  # raises unless coins are fair and scores finite
+        return stats.split_by_coins(scores, present, normalized=True, coupled=self.is_coupled)
 
     @cached_property
-    def guesses(self) -> Guesses:
+    def guesses(self) -> stats.Guesses:
         """The guesses on canaries of one run: by log-likelihood ratios, or as many as the config fixed."""
         present = self.arrays["present"]
         if "log_likelihood_ratios" in self.arrays:
-            return Guesses.at_threshold(self.arrays["log_likelihood_ratios"], present, threshold=0.0)
+            return stats.Guesses.at_threshold(self.arrays["log_likelihood_ratios"], present, threshold=0.0)
         count = self.audit.get("num_guesses") or present.size
-        return Guesses.from_scores(self.arrays["scores"], present, num_guesses=count)
+        return stats.Guesses.from_scores(self.arrays["scores"], present, num_guesses=count)
 
     @cached_property
     def flawless(self) -> RunScores:
@@ -231,7 +208,7 @@ class RunScores:
         return replace(self, arrays=arrays)
 
 
-def compare(scores: RunScores, result: Result | None = None) -> MethodComparison:
+def compare(scores: RunScores, result: stats.Result | None = None) -> MethodComparison:
     """Return the bounds of all methods, and the verdict if there is a claim.
 
     ``result`` is the audit of a recorder, with its tests; without it, the same method audits the claim.
@@ -256,11 +233,11 @@ def compare(scores: RunScores, result: Result | None = None) -> MethodComparison
     )
 
 
-def _audit(scores: RunScores, claim: Claim) -> Result:
+def _audit(scores: RunScores, claim: Claim) -> stats.Result:
     """Audit scores as the recorder of the run did; its tests have a share of the error."""
     level, _ = confidences(scores)
     if scores.values["mode"] == "end-to-end":
-        return audit_recorded(
+        return stats.audit_recorded(
             scores.observations,
             claim=claim,
             confidence=level,
@@ -268,12 +245,14 @@ def _audit(scores: RunScores, claim: Claim) -> Result:
             threshold=WHOLE_RUN_RULE,
         )
     curve = _curve_of_step(scores)
-    bets = Betting(  # those of the live bound
+    bets = stats.Betting(  # those of the live bound
         horizon=scores.num_counted(scores.audit.get("first_steps") or scores.values["num_steps"]),
         expected=claim.hypothesis(curve).parameter,
         stop_loss=not scores.are_subtracted,
     )
-    return audit_untuned(scores.observations, claim=claim, confidence=level, tradeoff=curve, inference=bets)
+    return stats.audit_untuned(
+        scores.observations, claim=claim, confidence=level, tradeoff=curve, inference=bets
+    )
 
 
 def confidences(scores: RunScores) -> tuple[float, float]:
@@ -281,7 +260,7 @@ def confidences(scores: RunScores) -> tuple[float, float]:
     return share_error(1 - scores.audit["confidence"], has_bound=True, has_tests=True)
 
 
-def _curve_of_step(scores: RunScores) -> TradeOff | None:
+def _curve_of_step(scores: RunScores) -> stats.TradeOff | None:
     """Return the trade-off curve of one observation; None if it is that of a step with the canary."""
     rate = scores.audit.get("canary_rate", 1.0)
     return None if rate == 1 else SubsampledGaussian(rate, 1)
@@ -305,14 +284,14 @@ def _compare_guesses(scores: RunScores, claim: Claim) -> MethodComparison:
     assumption about the mechanism (Steinke et al. 2023).
     """
     guesses, curve, confidence = scores.guesses, scores.curve, scores.audit["confidence"]
-    bound = one_run_fdp_bound(guesses, tradeoff=curve, delta=claim.delta, confidence=confidence)
-    universal = one_run_bound(guesses, delta=claim.delta, confidence=confidence)
-    result = Result(
+    bound = stats.one_run_fdp_bound(guesses, tradeoff=curve, delta=claim.delta, confidence=confidence)
+    universal = stats.one_run_bound(guesses, delta=claim.delta, confidence=confidence)
+    result = stats.Result(
         claim=claim,
         bound=bound,
         hypothesis=claim.hypothesis(curve),
-        design=GuessDesign(guesses, curve, claim.delta, 1 - confidence),
-        bound_p_value=partial(guessed_p_value, guesses, curve),
+        design=stats.GuessDesign(guesses, curve, claim.delta, 1 - confidence),
+        bound_p_value=partial(stats.guessed_p_value, guesses, curve),
         observations=scores.observations,
         no_estimate="The scores of one run may be dependent.",
     )
@@ -320,10 +299,10 @@ def _compare_guesses(scores: RunScores, claim: Claim) -> MethodComparison:
     return MethodComparison(scores.observations, claim.delta, confidence, rows, result)
 
 
-def bound_of_runs(scores: RunScores) -> Bound:
+def bound_of_runs(scores: RunScores) -> stats.Bound:
     """Return the bound from one score per training run, on which the verdict is based."""
     inference, rule = _method_of_runs(scores)
-    return lower_bound(
+    return stats.lower_bound(
         scores.observations,
         delta=scores.values["delta"],
         confidence=scores.audit["confidence"],
@@ -333,8 +312,8 @@ def bound_of_runs(scores: RunScores) -> Bound:
     )
 
 
-def _method_of_runs(scores: RunScores) -> tuple[Any, ThresholdRule]:
-    return default_method(
+def _method_of_runs(scores: RunScores) -> tuple[Any, stats.ThresholdRule]:
+    return stats.default_method(
         scores.observations, scores.curve, None, THRESHOLD_RULES[scores.audit.get("threshold")]
     )
 
@@ -348,7 +327,7 @@ def _compare_runs(scores: RunScores) -> MethodComparison:
     claim, result, confidence = scores.claim, None, scores.audit["confidence"]
     if claim is not None:
         rule = THRESHOLD_RULES[scores.audit.get("threshold")]
-        result = audit_recorded(
+        result = stats.audit_recorded(
             scores.observations, claim=claim, confidence=confidence, tradeoff=scores.curve, threshold=rule
         )
         # each score is of a whole training run, made here
@@ -372,7 +351,7 @@ def largest_epsilon(scores: RunScores) -> float:
     if scores.values["num_failed"]:
         return bound_of_runs(scores.flawless).epsilon
     query = BoundQuery(scores.curve, scores.values["delta"], 1 - scores.audit["confidence"])
-    perfect = AuditDesign.of(scores.observations, *_method_of_runs(scores), query).max_refutable
+    perfect = stats.AuditDesign.of(scores.observations, *_method_of_runs(scores), query).max_refutable
     return scores.curve.epsilon(perfect, scores.values["delta"])
 
 
@@ -385,7 +364,7 @@ def plain_values(scores: RunScores, comparison: MethodComparison) -> dict[str, A
             del values[key]
         del values["claim"]["parts"]
     elif scores.values["mode"] == "end-to-end":
-        looser = one_run_fdp_bound(
+        looser = stats.one_run_fdp_bound(
             scores.guesses,
             tradeoff=scores.curve,
             delta=scores.values["delta"],
@@ -395,7 +374,12 @@ def plain_values(scores: RunScores, comparison: MethodComparison) -> dict[str, A
     elif comparison.result is None:
         delta = scores.values["delta"]
         text = f"clipping without noise: no privacy, epsilon = inf at delta = {delta:g}"
-        nothing = {"summary": text, "epsilon": plain(math.inf), "delta": delta, "parameter": plain(math.inf)}
+        nothing = {
+            "summary": text,
+            "epsilon": stats.plain(math.inf),
+            "delta": delta,
+            "parameter": stats.plain(math.inf),
+        }
         values |= {"claim": nothing, "bound": bound_of_runs(scores).to_dict()}
     if scores.values.get("stopped_early") is True:
         values["estimate"] = None

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from dpaudit import _io, _validate
+from dpaudit import training as engine
 from dpaudit._provenance import digest, seed_digest, spawn_seed
 from dpaudit.accounting import noise_for_epsilon
 from dpaudit.canaries import Adversarial, Blank, Crafted, GradientCanary, InputCanary, Mislabelled
@@ -26,39 +27,9 @@ from dpaudit.errors import InputError
 from dpaudit.experiments._analysis import GRADIENT_CANARIES
 from dpaudit.experiments._loop import ignore
 from dpaudit.experiments.config import Config
-from dpaudit.experiments.config._schema import (
-    AuditConfig,
-    DataConfig,
-    EndToEndConfig,
-    Files,
-    FunctionModel,
-    ManyRunsConfig,
-    Mlp,
-    ModelConfig,
-    OptimizerConfig,
-    PaperConfig,
-    Random,
-    SgdConfig,
-    ShuffledBatchesConfig,
-    TrainingConfig,
-)
+from dpaudit.experiments.config import _schema as schema
 from dpaudit.experiments.trials._trial_plan import source_digest
 from dpaudit.recording import LiveBound
-from dpaudit.training import (
-    DPSGD,
-    SGD,
-    Adam,
-    Diagnose,
-    EndToEnd,
-    FlipAndCrop,
-    OneRun,
-    Optimizer,
-    PrivateSum,
-    Seeds,
-    Training,
-    TwoBatches,
-    initialize,
-)
 from dpaudit.training.broken import ClippedAfterMean, FewSeeds, NoiseTooSmall, ShuffledBatches, Unclipped
 from dpaudit.training.data import (
     Dataset,
@@ -73,7 +44,7 @@ from dpaudit.training.data import (
 )
 from dpaudit.training.models import conv_net, logistic_regression, mlp, purchase_mlp, wide_resnet
 
-Audit: TypeAlias = OneRun | TwoBatches | EndToEnd
+Audit: TypeAlias = engine.OneRun | engine.TwoBatches | engine.EndToEnd
 
 EXAMPLES = (
     "digits",
@@ -94,7 +65,7 @@ _CANARIES: Mapping[str, Callable[..., GradientCanary | InputCanary]] = {
 }
 _WITH_TEST_PART: Mapping[str, Callable[..., Dataset]] = {"cifar10": cifar10, "idx": idx_images}
 _WITHOUT_TEST_PART: Mapping[str, Callable[..., Dataset]] = {"purchase100": purchase100, "location": location}
-_MECHANISMS: Mapping[str, Callable[..., PrivateSum]] = {
+_MECHANISMS: Mapping[str, Callable[..., engine.PrivateSum]] = {
     "noise-too-small": NoiseTooSmall,
     "few-seeds": FewSeeds,
     "unclipped": Unclipped,
@@ -117,9 +88,9 @@ class Resolved:
     seed: int
 
     @property
-    def training_seeds(self) -> Seeds:
+    def training_seeds(self) -> engine.Seeds:
         """The seeds of the training run."""
-        return Seeds.of(self.seed)
+        return engine.Seeds.of(self.seed)
 
     @property
     def audit_seed(self) -> int:
@@ -182,7 +153,7 @@ def require_same_data(resolved: Resolved, data: Dataset) -> None:
 
 def require_same_code(resolved: Resolved, config: Config) -> None:
     """Raise if the training function has changed: the scores of two versions must not be mixed."""
-    if isinstance(config.model, FunctionModel) and _code_digest(config) != resolved.code_digest:
+    if isinstance(config.model, schema.FunctionModel) and _code_digest(config) != resolved.code_digest:
         raise InputError(
             f"The file of model.function={config.model.function!r} has changed since the run started; "
             "restore it or choose another output directory."
@@ -190,7 +161,7 @@ def require_same_code(resolved: Resolved, config: Config) -> None:
 
 
 def _code_digest(config: Config) -> str:
-    return source_digest(config.model.function) if isinstance(config.model, FunctionModel) else ""
+    return source_digest(config.model.function) if isinstance(config.model, schema.FunctionModel) else ""
 
 
 def _digest(data: Dataset) -> str:
@@ -202,7 +173,7 @@ def _digest(data: Dataset) -> str:
     return hasher.hexdigest()
 
 
-def _sample_rate(training: TrainingConfig, num_examples: int) -> float:
+def _sample_rate(training: schema.TrainingConfig, num_examples: int) -> float:
     if training.batch_size is None:
         assert training.sample_rate is not None  # the config has exactly one of them
         return training.sample_rate
@@ -214,7 +185,7 @@ def _sample_rate(training: TrainingConfig, num_examples: int) -> float:
     return training.batch_size / num_examples
 
 
-def _noise_multiplier(training: TrainingConfig, sample_rate: float) -> float:
+def _noise_multiplier(training: schema.TrainingConfig, sample_rate: float) -> float:
     if training.target_epsilon is None:
         assert training.noise_multiplier is not None  # the config has exactly one of them
         return training.noise_multiplier
@@ -235,9 +206,9 @@ class Experiment:
 
     config: Config
     resolved: Resolved
-    training: Training
+    training: engine.Training
     audit: Audit
-    tests: Diagnose
+    tests: engine.Diagnose
     test: Dataset
     bounds: deque[LiveBound]
     """The latest live bound of the audit, if there is one."""
@@ -262,10 +233,10 @@ def build(
     """Return the experiment that a config describes, before its first step."""
     train, (test, held_out) = data[0], split_held_out(config, resolved, *data)
     seeds, bounds = resolved.training_seeds, deque[LiveBound](maxlen=1)
-    audit, tests = _audit(config, resolved, held_out, bounds, crafting), Diagnose()
-    is_shuffled = isinstance(config.training.fault, ShuffledBatchesConfig)
-    training = Training(
-        initialize(model_for(config.model, train), seeds.initialization),
+    audit, tests = _audit(config, resolved, held_out, bounds, crafting), engine.Diagnose()
+    is_shuffled = isinstance(config.training.fault, schema.ShuffledBatchesConfig)
+    training = engine.Training(
+        engine.initialize(model_for(config.model, train), seeds.initialization),
         train,
         settings_of(config.training, resolved),
         seeds=seeds,
@@ -274,7 +245,7 @@ def build(
         sampling=ShuffledBatches(resolved.sample_rate) if is_shuffled else None,
         mechanism=mechanism_of(config.training, resolved),
     )
-    if not isinstance(audit, EndToEnd):
+    if not isinstance(audit, engine.EndToEnd):
         # the accountant's table for live bounds, in advance, so that it does not distort step timings
         hypothesis = audit.recorder.claim.hypothesis(None)
         hypothesis.epsilon(hypothesis.parameter)
@@ -289,8 +260,8 @@ def _audit(
     crafting: Callable[[int, int], None],
 ) -> Audit:
     """Return the audit that a config describes; its live bounds are appended to ``bounds``."""
-    audit: AuditConfig = config.audit
-    assert not isinstance(audit, ManyRunsConfig)  # handled by run_many
+    audit: schema.AuditConfig = config.audit
+    assert not isinstance(audit, schema.ManyRunsConfig)  # handled by run_many
     common: dict[str, Any] = {
         "delta": config.training.delta,
         "canary": _canary(audit),
@@ -298,20 +269,20 @@ def _audit(
         "confidence": audit.confidence,
         "seed": resolved.audit_seed,
     }
-    if isinstance(audit, EndToEndConfig):
-        return EndToEnd(**common)
+    if isinstance(audit, schema.EndToEndConfig):
+        return engine.EndToEnd(**common)
     common |= {
         "callbacks": (bounds.append,),
         "first_steps": audit.first_steps,
         "held_out": held_out,
         "notify": crafting,
     }
-    if isinstance(audit, PaperConfig):
-        return TwoBatches(canary_rate=audit.canary_rate, residual=audit.residual, **common)
-    return OneRun(**common)
+    if isinstance(audit, schema.PaperConfig):
+        return engine.TwoBatches(canary_rate=audit.canary_rate, residual=audit.residual, **common)
+    return engine.OneRun(**common)
 
 
-def _canary(audit: AuditConfig) -> GradientCanary | InputCanary:
+def _canary(audit: schema.AuditConfig) -> GradientCanary | InputCanary:
     """Return the canary that a table describes; its keys are the fields of the canary."""
     assert audit.canary is not None  # filled in by the config
     values = audit.canary.model_dump()
@@ -332,10 +303,10 @@ def split_held_out(
     return hold_out(test, count, seed=resolved.audit_seed, apart_from=train)
 
 
-def model_for(config: ModelConfig, data: Dataset) -> Callable[[], nn.Module]:
+def model_for(config: schema.ModelConfig, data: Dataset) -> Callable[[], nn.Module]:
     """Return a function that builds the model for the input shape and classes of the data."""
     features, classes = math.prod(data.shape), data.num_classes
-    if isinstance(config, Mlp):
+    if isinstance(config, schema.Mlp):
         return lambda: mlp(features, *config.hidden, classes)
     if config.name == "logistic-regression":
         return lambda: logistic_regression(features, classes)
@@ -356,26 +327,26 @@ def _require(ok: bool, model: str, expected: str, data: Dataset) -> None:
         raise InputError(f"The model {model} needs data with {expected}, got {data!r}.")
 
 
-def settings_of(training: TrainingConfig, resolved: Resolved) -> DPSGD:
+def settings_of(training: schema.TrainingConfig, resolved: Resolved) -> engine.DPSGD:
     """Return the DP-SGD settings, with the noise and the sample rate of this run."""
-    return DPSGD(
+    return engine.DPSGD(
         noise_multiplier=resolved.noise_multiplier,
         max_grad_norm=training.max_grad_norm,
         sample_rate=resolved.sample_rate,
         num_steps=training.num_steps,
         optimizer=_optimizer(training.optimizer),
         multiplicity=training.multiplicity or 1,
-        augmentation=None if training.multiplicity is None else FlipAndCrop(),
+        augmentation=None if training.multiplicity is None else engine.FlipAndCrop(),
     )
 
 
-def _optimizer(config: OptimizerConfig) -> Optimizer:
+def _optimizer(config: schema.OptimizerConfig) -> engine.Optimizer:
     """Return the optimizer that a table describes; its keys are the fields of the optimizer."""
     values = config.model_dump(exclude={"name"})
-    return SGD(**values) if isinstance(config, SgdConfig) else Adam(**values)
+    return engine.SGD(**values) if isinstance(config, schema.SgdConfig) else engine.Adam(**values)
 
 
-def mechanism_of(training: TrainingConfig, resolved: Resolved) -> PrivateSum | None:
+def mechanism_of(training: schema.TrainingConfig, resolved: Resolved) -> engine.PrivateSum | None:
     """Return the faulty mechanism that a config requests; None for the correct one."""
     values = {} if training.fault is None else training.fault.model_dump()
     kind = _MECHANISMS.get(values.pop("name", ""))
@@ -395,20 +366,20 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def load_data(config: DataConfig) -> tuple[Dataset, Dataset]:
+def load_data(config: schema.DataConfig) -> tuple[Dataset, Dataset]:
     """Return the training and test examples; data without a test part are split."""
-    if isinstance(config, Random):
+    if isinstance(config, schema.Random):
         for_test = config.num_test or -(-config.num_examples // (_TEST_SHARE - 1))
         total = config.num_examples + for_test
         images = random_images(total, shape=config.shape, num_classes=config.num_classes, seed=config.seed)
         return images.split(config.num_examples)
-    if isinstance(config, Files) and config.name in _WITH_TEST_PART:
+    if isinstance(config, schema.Files) and config.name in _WITH_TEST_PART:
         folder, read = _io.expanded(config.directory), _WITH_TEST_PART[config.name]
         train = _first(read(folder, train=True), config.num_examples, "num_examples")
         test = read(folder, train=False)
     else:
         data = digits()
-        if isinstance(config, Files):
+        if isinstance(config, schema.Files):
             data = _WITHOUT_TEST_PART[config.name](_io.expanded(config.directory))
         count = config.num_examples or len(data) - len(data) // _TEST_SHARE
         _require_at_most("num_examples", count, len(data) - 1)

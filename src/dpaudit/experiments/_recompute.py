@@ -23,15 +23,7 @@ from dpaudit._io import differences, read_json
 from dpaudit._provenance import digest, seed_digest
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import DpauditError, IncompleteError, InputError, message_of, quoted
-from dpaudit.experiments._analysis import (
-    RESULT_SCHEMA,
-    RETRIED,
-    THRESHOLD_RULES,
-    RunScores,
-    compare,
-    confidences,
-    plain_values,
-)
+from dpaudit.experiments import _analysis as analysis
 from dpaudit.experiments._directory import Seal, check_seal, check_unfinished, require_checksum
 from dpaudit.methods import MethodComparison
 from dpaudit.stats import Power
@@ -118,13 +110,13 @@ def verify_against_scores(folder: Path, values: Mapping[str, Any]) -> None:
     """Raise unless a result is what follows from scores, config and starts, or if these are missing."""
     path = folder / "result.json"
     with as_damage(path):
-        if values.get("schema_version") != RESULT_SCHEMA:
-            raise InputError(f"schema_version must be {RESULT_SCHEMA}.")
+        if values.get("schema_version") != analysis.RESULT_SCHEMA:
+            raise InputError(f"schema_version must be {analysis.RESULT_SCHEMA}.")
         config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
         raise_on_mismatch(path, "config.json", values, _config_values(config), rel_tol=0.0)
         audit = config["config"]["audit"] if config else values["audit"]
         _require_settings(audit)
-        scores = RunScores.read(folder, values, audit)
+        scores = analysis.RunScores.read(folder, values, audit)
         comparison = _compare(scores)
         writer = quoted(values["provenance"]["packages"]["dpaudit"])[1:-1]
         reason = f", or version {writer} of dpaudit, which the run names, computed it otherwise"
@@ -184,23 +176,23 @@ def _require_settings(audit: Mapping[str, Any]) -> None:
     kinds = {"confidence": float, "methods": list | None, "canary_rate": int | float | None}
     kinds |= dict.fromkeys(("first_steps", "num_guesses"), int | None)
     wrong = [key for key, kind in kinds.items() if not isinstance(audit.get(key), kind)]
-    if audit.get("threshold") not in THRESHOLD_RULES:
+    if audit.get("threshold") not in analysis.THRESHOLD_RULES:
         wrong.append("threshold")
     for key in wrong:
         raise InputError(f"audit.{key} is not as a run writes it: {quoted(audit.get(key))}.")
 
 
-def _compare(scores: RunScores) -> MethodComparison:
+def _compare(scores: analysis.RunScores) -> MethodComparison:
     """Analyze scores that were read and counted: what fails now is dpaudit, and nothing is damaged."""
     try:
-        return compare(scores)
+        return analysis.compare(scores)
     except (DpauditError, MemoryError):
         raise
     except Exception as error:
         raise IncompleteError(f"dpaudit failed with {type(error).__name__}: {message_of(error)}") from error
 
 
-def _recomputed_values(scores: RunScores, comparison: MethodComparison) -> dict[str, Any]:
+def _recomputed_values(scores: analysis.RunScores, comparison: MethodComparison) -> dict[str, Any]:
     """Return all values of a result that follow from the analysis that the config implies.
 
     Whether a claim that is not refuted could have been rests on the stored power, and what the tests found on
@@ -213,7 +205,7 @@ def _recomputed_values(scores: RunScores, comparison: MethodComparison) -> dict[
         power = Power.from_dict(values["power"])
         vars(result).update(power=replace(power, parameter=math.inf) if result.is_blind else power)
         vars(result).update(attack_power=None)
-    expected = plain_values(scores, replace(comparison, result=result))
+    expected = analysis.plain_values(scores, replace(comparison, result=result))
     for key in ("power", "likely_causes", "not_covered", "specific", "notes", "scores_of"):
         expected.pop(key, None)
     for table, stored in ((expected, values), (expected["claim"], values["claim"])):
@@ -222,13 +214,13 @@ def _recomputed_values(scores: RunScores, comparison: MethodComparison) -> dict[
     if diagnosis is not None:
         expected["diagnosis"] = _finding_values(diagnosis)
     assumptions = values["bound"]["assumptions"]
-    if assumptions and str(assumptions[-1]).startswith(RETRIED) and values["mode"] == "many-runs":
+    if assumptions and str(assumptions[-1]).startswith(analysis.RETRIED) and values["mode"] == "many-runs":
         expected["bound"]["assumptions"].append(assumptions[-1])  # failed training runs were repeated
     missing = dict.fromkeys(("refuted", "estimate", "diagnosis", "one_run_bound"))
     return {**missing, **expected, "mode": scores.audit["mode"]}
 
 
-def _size_values(scores: RunScores) -> dict[str, Any]:
+def _size_values(scores: analysis.RunScores) -> dict[str, Any]:
     """Return the numbers of canaries, steps and models that the scores show."""
     values = scores.values
     if "with_canary" in scores.arrays:
@@ -239,7 +231,7 @@ def _size_values(scores: RunScores) -> dict[str, Any]:
     return _step_sizes(scores, values)
 
 
-def _step_sizes(scores: RunScores, values: Mapping[str, Any]) -> dict[str, Any]:
+def _step_sizes(scores: analysis.RunScores, values: Mapping[str, Any]) -> dict[str, Any]:
     num_recorded, width = scores.arrays["scores"].shape
     num_planned = scores.audit.get("first_steps") or values["num_steps"]
     is_stopped = values["stopped_early"] is True and scores.audit["stop_on_violation"] is True
@@ -252,7 +244,7 @@ def _step_sizes(scores: RunScores, values: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_canaries": num_canaries, "num_done": num_done, "stopped_early": is_stopped}
 
 
-def _recomputed_diagnosis(scores: RunScores) -> Diagnosis | None:
+def _recomputed_diagnosis(scores: analysis.RunScores) -> Diagnosis | None:
     """Return the findings that follow from the p-values, and those that need no test; None if untested."""
     stored = scores.values.get("diagnosis")
     if scores.values["threat_model"] == "black-box":
@@ -264,7 +256,7 @@ def _recomputed_diagnosis(scores: RunScores) -> Diagnosis | None:
     restored = Diagnosis.from_dict(stored)
     names = {check.name for check in restored.checks}
     certain = [replace(finding, adjusted=0.0) for finding in restored.findings if finding.name not in names]
-    return Diagnosis.of(restored.checks, confidence=confidences(scores)[1], certain=certain)
+    return Diagnosis.of(restored.checks, confidence=analysis.confidences(scores)[1], certain=certain)
 
 
 def _finding_values(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -17,16 +17,8 @@ import torch
 from dpaudit._io import read_json
 from dpaudit.canaries import ThreatModel
 from dpaudit.errors import InputError
+from dpaudit.experiments import _build as building
 from dpaudit.experiments._analysis import RESULT_SCHEMA, RunScores, compare, plain_values
-from dpaudit.experiments._build import (
-    Experiment,
-    Resolved,
-    build,
-    load_data,
-    require_same_code,
-    require_same_data,
-    resolve,
-)
 from dpaudit.experiments._directory import MANIFEST, RunDirectory
 from dpaudit.experiments._loop import (
     Listener,
@@ -79,8 +71,8 @@ def run(
     with directory.locked():
         stored, resolved = directory.resolved(config), None
         if stored is not None:
-            resolved = Resolved.from_dict(stored, str(directory.path / "config.json"))
-            require_same_code(resolved, config)
+            resolved = building.Resolved.from_dict(stored, str(directory.path / "config.json"))
+            building.require_same_code(resolved, config)
             finished = verify_finished(directory.path) if directory.has_result else None
             if finished is not None and not (retry_failed and finished.values.get("num_failed")):
                 seal, remarks = finished.seal.digest, finished.remarks
@@ -109,9 +101,9 @@ def rehearse(
         )
     if keep:
         RunDirectory(config.output).resolved(config)  # raises if there is another run, or a file of one
-    listener, data = Listener(step=watch), load_data(config.data)
-    resolved = resolve(config, data[0])
-    experiment = build(config, resolved, data, crafting)
+    listener, data = Listener(step=watch), building.load_data(config.data)
+    resolved = building.resolve(config, data[0])
+    experiment = building.build(config, resolved, data, crafting)
     values = _outcome(experiment, train(experiment, None, listener))
     if keep:
         return RunDirectory(config.output).replace(config, resolved, _arrays(experiment), values)
@@ -126,30 +118,30 @@ def use_one_thread() -> None:
 def _run_training(
     config: Config,
     directory: RunDirectory,
-    resolved: Resolved | None,
+    resolved: building.Resolved | None,
     listener: Listener,
     *,
     retry_failed: bool,
 ) -> dict[str, Any]:
     """Train, audit and return the values of ``result.json``; ``resolved`` is None for a new run."""
-    data = load_data(config.data)
+    data = building.load_data(config.data)
     if resolved is not None:
-        require_same_data(resolved, data[0])
+        building.require_same_data(resolved, data[0])
         begin: Callable[[], None] = directory.note_start
     else:
         if config.training.target_epsilon is not None:
             listener.message("Calibrating the noise")
-        resolved = resolve(config, data[0])
+        resolved = building.resolve(config, data[0])
         # the config is written only after all checks have passed
         begin = partial(directory.start, config, resolved)
     if isinstance(config.audit, ManyRunsConfig):
         runs = ManyRuns(config=config, resolved=resolved, data=data)
         return run_many(runs, directory, begin=begin, listener=listener, retry_failed=retry_failed)
-    experiment: Experiment | FinalModel
+    experiment: building.Experiment | FinalModel
     if config.threat_model == ThreatModel.BLACK_BOX.value:
         experiment, methods = FinalModel.of(config, resolved, data), ""
     else:
-        experiment, methods = build(config, resolved, data, listener.crafting), " of all methods"
+        experiment, methods = building.build(config, resolved, data, listener.crafting), " of all methods"
     begin()
     listener.message("Training")
     trained = train(experiment, directory.checkpoint, listener)
@@ -159,7 +151,7 @@ def _run_training(
     return directory.finish(config, resolved, _arrays(experiment), _outcome(experiment, trained))
 
 
-def _arrays(experiment: Experiment | FinalModel) -> dict[str, np.ndarray]:
+def _arrays(experiment: building.Experiment | FinalModel) -> dict[str, np.ndarray]:
     """Return the recorded observations, keyed by file name."""
     if isinstance(experiment, FinalModel):
         return {"scores": experiment.scores, "present": experiment.present}
@@ -169,7 +161,7 @@ def _arrays(experiment: Experiment | FinalModel) -> dict[str, np.ndarray]:
     return {"scores": state["scores"], "present": state["present"]}
 
 
-def _outcome(experiment: Experiment | FinalModel, trained: Trained) -> dict[str, Any]:
+def _outcome(experiment: building.Experiment | FinalModel, trained: Trained) -> dict[str, Any]:
     """Return the verdict, all bounds, power, tests of the noise, accuracy and timing."""
     started, about = time.monotonic(), summary(experiment, trained)
     scores = RunScores(_arrays(experiment), about, experiment.config.identity()["audit"])

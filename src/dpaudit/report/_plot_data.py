@@ -12,20 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from dpaudit import stats
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.recording import Trajectory
-from dpaudit.stats import (
-    BestOf,
-    Betting,
-    Bound,
-    ErrorCounts,
-    ErrorRatePlane,
-    Fixed,
-    Hypothesis,
-    Observations,
-    StepScores,
-    plain,
-)
 from dpaudit.stats.inference import BoundQuery, far_rates
 from dpaudit.stats.thresholds import predictable_bets
 
@@ -40,16 +29,16 @@ class PlotData:
     """
 
     scores: Histogram | None = None
-    plane: ErrorRatePlane | None = None
+    plane: stats.ErrorRatePlane | None = None
     course: Trajectory | None = None
     of_verdict: bool = False
 
     @classmethod
     def of(
         cls,
-        observations: Observations | None,
-        bound: Bound,
-        hypothesis: Hypothesis | None,
+        observations: stats.Observations | None,
+        bound: stats.Bound,
+        hypothesis: stats.Hypothesis | None,
         *,
         in_order: bool = True,
     ) -> PlotData:
@@ -81,7 +70,7 @@ class Histogram:
     threshold: float | None
 
     @classmethod
-    def of(cls, observations: Observations, threshold: float | None) -> Histogram:
+    def of(cls, observations: stats.Observations, threshold: float | None) -> Histogram:
         """Count scores in bins of equal width that cover nearly all scores."""
         sides = [
             np.clip(np.asarray(side, dtype=np.float64).reshape(-1), -_HUGE, _HUGE)
@@ -122,10 +111,10 @@ def _bins(sides: list[FloatArray]) -> int:
     return max(6, min(48, round(2 * math.sqrt(min(side.size for side in sides)))))
 
 
-def _plane(hypothesis: Hypothesis, bound: Bound) -> ErrorRatePlane | None:
-    if not isinstance(bound.counts, ErrorCounts) or not 0 <= hypothesis.parameter < math.inf:
+def _plane(hypothesis: stats.Hypothesis, bound: stats.Bound) -> stats.ErrorRatePlane | None:
+    if not isinstance(bound.counts, stats.ErrorCounts) or not 0 <= hypothesis.parameter < math.inf:
         return None
-    return ErrorRatePlane.of(
+    return stats.ErrorRatePlane.of(
         bound.counts,
         tradeoff=hypothesis.tradeoff,
         claimed=hypothesis.parameter,
@@ -134,7 +123,7 @@ def _plane(hypothesis: Hypothesis, bound: Bound) -> ErrorRatePlane | None:
     )
 
 
-def _plane_values(plane: ErrorRatePlane) -> dict[str, Any]:
+def _plane_values(plane: stats.ErrorRatePlane) -> dict[str, Any]:
     return {
         "fpr": plane.fpr.tolist(),
         "claimed_fnr": plane.claimed.tolist(),
@@ -146,23 +135,25 @@ def _plane_values(plane: ErrorRatePlane) -> dict[str, Any]:
 
 
 def _trajectory(
-    observations: Observations | None, hypothesis: Hypothesis | None, bound: Bound
+    observations: stats.Observations | None, hypothesis: stats.Hypothesis | None, bound: stats.Bound
 ) -> Trajectory | None:
     """Bet at the fixed threshold; without one, at thresholds chosen from earlier observations."""
     if observations is None or hypothesis is None:
         return None
-    steps = StepScores.of(observations)
+    steps = stats.StepScores.of(observations)
     if steps.num_steps < 2:  # nothing to draw a line through
         return None
     inference, query = bound.inference, BoundQuery(hypothesis.tradeoff, bound.delta, 1 - bound.confidence)
-    betting = inference if isinstance(inference, Betting) else Betting(expected=hypothesis.parameter)
+    betting = (
+        inference if isinstance(inference, stats.Betting) else stats.Betting(expected=hypothesis.parameter)
+    )
     rule = bound.threshold_rule
-    if isinstance(rule, BestOf):
+    if isinstance(rule, stats.BestOf):
         rule = rule.rules[0]
-    if isinstance(rule, Fixed):
+    if isinstance(rule, stats.Fixed):
         errors = steps.errors(rule.threshold)
         # files do not store whether scores are normalized, but only those have this threshold
-        intervals = betting.far_intervals(query) if rule == Fixed() else []
+        intervals = betting.far_intervals(query) if rule == stats.Fixed() else []
         bets = betting.place(errors, query, far_rates(steps, errors, intervals))
     else:
         errors, bets = predictable_bets(steps, betting, query)[1:]
@@ -175,18 +166,18 @@ def _trajectory(
     )
 
 
-def _ends_at(course: Trajectory, bound: Bound) -> bool:
+def _ends_at(course: Trajectory, bound: stats.Bound) -> bool:
     """Return whether the last point is the bound, which it is only if the bound was betted on."""
     last = course.points[-1].epsilon
-    return isinstance(bound.inference, Betting) and math.isclose(last, bound.epsilon, rel_tol=1e-3)
+    return isinstance(bound.inference, stats.Betting) and math.isclose(last, bound.epsilon, rel_tol=1e-3)
 
 
 def _trajectory_values(trajectory: Trajectory) -> dict[str, Any]:
     points = trajectory.points
     return {
         "num_done": [point.num_done for point in points],
-        "epsilon": [plain(point.epsilon) for point in points],
-        "estimate": [plain(point.estimate) for point in points],
-        "upper": [plain(point.upper) for point in points],
+        "epsilon": [stats.plain(point.epsilon) for point in points],
+        "estimate": [stats.plain(point.estimate) for point in points],
+        "upper": [stats.plain(point.upper) for point in points],
         "confidence": trajectory.confidence,
     }

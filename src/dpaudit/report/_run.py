@@ -7,21 +7,10 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from dpaudit import stats
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.report._plot_data import PlotData
 from dpaudit.report._svg import number
-from dpaudit.stats import (
-    Bound,
-    ClaimPart,
-    ErrorCounts,
-    Estimate,
-    Observations,
-    Power,
-    Result,
-    Verdict,
-    details,
-    plain,
-)
 from dpaudit.stats import number as read_number
 from dpaudit.stats._block import Block
 
@@ -35,7 +24,7 @@ class ClaimSummary:
     summary: str
     epsilon: float
     delta: float
-    parts: tuple[ClaimPart, ...] = ()
+    parts: tuple[stats.ClaimPart, ...] = ()
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ClaimSummary:
@@ -44,7 +33,7 @@ class ClaimSummary:
             summary=_text(values["summary"]),
             epsilon=read_number(values, "epsilon"),
             delta=read_number(values, "delta", high=1.0),
-            parts=tuple(map(ClaimPart.from_dict, values.get("parts", ()))),
+            parts=tuple(map(stats.ClaimPart.from_dict, values.get("parts", ()))),
         )
 
 
@@ -53,7 +42,7 @@ class MethodBound:
     """A bound by one method, and the epsilon to compare with the claim, if any."""
 
     name: str
-    bound: Bound
+    bound: stats.Bound
     claim_epsilon: float | None
 
     @property
@@ -64,8 +53,8 @@ class MethodBound:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; guesses have no rates and hence no counts."""
         values = self.bound.to_dict()
-        counts = values["counts"] if isinstance(self.bound.counts, ErrorCounts) else None
-        compared = None if self.claim_epsilon is None else plain(self.claim_epsilon)
+        counts = values["counts"] if isinstance(self.bound.counts, stats.ErrorCounts) else None
+        compared = None if self.claim_epsilon is None else stats.plain(self.claim_epsilon)
         return {"name": self.name, **values, "claim_epsilon": compared, "counts": counts}
 
 
@@ -83,17 +72,17 @@ class Run:
     values: Mapping[str, Any] = field(repr=False)
     block: Block
     """What every form of the result shows first."""
-    verdict: Verdict | None
+    verdict: stats.Verdict | None
     """None without a claim."""
     sentence: str
     claim: ClaimSummary
-    bound: Bound
-    power: Power | None
-    attack_power: Power | None = None
+    bound: stats.Bound
+    power: stats.Power | None
+    attack_power: stats.Power | None = None
     """The power of the attack as observed; None if it is that of the design."""
     p_value: float | None = None
     """None without a claim."""
-    estimate: Estimate | None = None
+    estimate: stats.Estimate | None = None
     """None if the run was stopped at a violation, or if all canaries are of one model."""
     methods: tuple[MethodBound, ...] = ()
     notes: tuple[str, ...] = ()
@@ -116,8 +105,8 @@ class Run:
     @classmethod
     def of(
         cls,
-        result: Result,
-        observations: Observations | None = None,
+        result: stats.Result,
+        observations: stats.Observations | None = None,
         *,
         name: str,
         diagnosis: Diagnosis | None = None,
@@ -148,17 +137,17 @@ class Run:
         """
         claim, word = ClaimSummary.from_dict(values["claim"]), values["verdict"]
         notes = *_texts(values, "notes"), *more.get("remarks", ())
-        power = None if word is None else Power.from_dict(values["power"])
-        attack_power = _optional(Power.from_dict, values, "attack_power")
-        estimate = _optional(Estimate.from_dict, values, "estimate")
+        power = None if word is None else stats.Power.from_dict(values["power"])
+        attack_power = _optional(stats.Power.from_dict, values, "attack_power")
+        estimate = _optional(stats.Estimate.from_dict, values, "estimate")
         return cls(
             name=name,
             values=values,
             block=Block.of(values),
-            verdict=None if word is None else Verdict[word],
+            verdict=None if word is None else stats.Verdict[word],
             sentence=_text(values["sentence"] or "No verdict: without a claim, there is nothing to refute."),
             claim=claim,
-            bound=Bound.from_dict(values["bound"]),
+            bound=stats.Bound.from_dict(values["bound"]),
             power=power,
             attack_power=attack_power,
             p_value=None if values.get("p_value") is None else read_number(values, "p_value", high=1.0),
@@ -170,7 +159,7 @@ class Run:
             diagnosis=_optional(Diagnosis.from_dict, values, "diagnosis"),
             likely_causes=_texts(values, "likely_causes"),
             facts=dict(_facts(values)),
-            details=tuple(details({**values, "notes": notes}, power, attack_power, estimate)),
+            details=tuple(stats.details({**values, "notes": notes}, power, attack_power, estimate)),
             **more,
         )
 
@@ -237,7 +226,7 @@ def _methods(rows: Sequence[Mapping[str, Any]], delta: float) -> Iterator[Method
     for row in rows:
         is_comparable = row[key] is not None and (key != "epsilon" or row["delta"] == delta)
         compared = read_number(row, key) if is_comparable else None
-        yield MethodBound(_text(row["name"]), Bound.from_dict(row), compared)
+        yield MethodBound(_text(row["name"]), stats.Bound.from_dict(row), compared)
 
 
 def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -15,21 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpaudit import _validate
+from dpaudit import _validate, diagnostics
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.diagnostics import (
-    BatchRecord,
-    CheckResults,
-    ClaimedStep,
-    CoordinateSample,
-    Diagnosis,
-    Leaves,
-    NoiseCheck,
-    NoiseMaximum,
-    ObservedStep,
-    SumRecord,
-)
 from dpaudit.errors import InputError
+from dpaudit.training import gradients
 from dpaudit.training._settings import (
     DPSGD,
     GaussianSum,
@@ -41,17 +30,6 @@ from dpaudit.training._settings import (
     generators,
 )
 from dpaudit.training.data import Dataset
-from dpaudit.training.gradients import (
-    Batch,
-    Loss,
-    Rows,
-    cross_entropy,
-    flat_zeros,
-    num_parameters,
-    per_example,
-    set_flat_gradient,
-    trainable,
-)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,7 +75,7 @@ class Hook:
     def attach(self, training: Training) -> None:
         """Prepare for this training run; called once, when ``Training`` is created."""
 
-    def joining(self, index: int, entries: Sequence[int]) -> Iterable[Rows]:  # noqa: ARG002
+    def joining(self, index: int, entries: Sequence[int]) -> Iterable[gradients.Rows]:  # noqa: ARG002
         """Return unclipped gradients to add to step ``index``; ``entries`` are the drawn entries."""
         return ()
 
@@ -130,7 +108,7 @@ class Training:
         data: Dataset,
         settings: DPSGD,
         *,
-        loss: Loss = cross_entropy,
+        loss: gradients.Loss = gradients.cross_entropy,
         seeds: Seeds | None = None,
         device: torch.device | str = "cpu",
         hooks: Sequence[Hook] = (),
@@ -153,7 +131,7 @@ class Training:
         # If the whole sum is not post-processed, gradients can be added to it at any time.
         self._adds_up = type(self._mechanism).finish is GaussianSum.finish
         self._expected_batch_size = expected_batch_size
-        self._optimizer = settings.optimizer.build(trainable(model).values())
+        self._optimizer = settings.optimizer.build(gradients.trainable(model).values())
         self._generators = generators(seeds, device)
         for hook in self.hooks:
             hook.attach(self)
@@ -161,7 +139,7 @@ class Training:
     @property
     def num_parameters(self) -> int:
         """The number of trainable parameters."""
-        return num_parameters(self.model)
+        return gradients.num_parameters(self.model)
 
     @property
     def expected_batch_size(self) -> float:
@@ -186,7 +164,7 @@ class Training:
         step, update = self._privatize(indices, rows, self._generators)
         for hook in self.hooks:
             hook.observe(step)
-        set_flat_gradient(self.model, update)
+        gradients.set_flat_gradient(self.model, update)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.num_done += 1
@@ -194,20 +172,20 @@ class Training:
             hook.after(step)
         return step
 
-    def draw(self, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]) -> Step:
+    def draw(self, rows: Sequence[gradients.Rows], generators: Mapping[str, torch.Generator]) -> Step:
         """Return a step at the current weights with another batch and noise, without an update."""
         if self._other_sampling is None:  # a copy, because sampling may hold the rest of an epoch
             self._other_sampling = copy.deepcopy(self._sampling)
         indices = self._other_sampling.indices(len(self.data), generators["sampling"])
         return self._privatize(indices, rows, generators)[0]
 
-    def examples(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> Batch:
+    def examples(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> gradients.Batch:
         """Return these examples as a batch, augmented according to the settings."""
         multiplicity, augmentation = self.settings.multiplicity, self.settings.augmentation
         inputs = inputs.repeat_interleave(multiplicity, dim=0) if multiplicity > 1 else inputs
         if augmentation is not None and len(targets) > 0:
             inputs = augmentation(inputs, generator)
-        return Batch(inputs, targets, multiplicity)
+        return gradients.Batch(inputs, targets, multiplicity)
 
     def _sample(self, generators: Mapping[str, torch.Generator]) -> tuple[Tensor, list[list[int]]]:
         """Return the indices of a batch, and for each hook which of its entries were drawn."""
@@ -222,12 +200,12 @@ class Training:
         return indices[indices < size] if sum(counts) else indices, entries
 
     def _privatize(
-        self, indices: Tensor, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]
+        self, indices: Tensor, rows: Sequence[gradients.Rows], generators: Mapping[str, torch.Generator]
     ) -> tuple[Step, Tensor]:
         """Return a step and its update, which is exactly the same as without ``rows``."""
-        total = flat_zeros(self.model)
+        total = gradients.flat_zeros(self.model)
         batch = self.examples(*self.data.at(indices), generators["augmentation"])
-        count = len(self._mechanism.add(per_example(self.model, self.loss, batch), total))
+        count = len(self._mechanism.add(gradients.per_example(self.model, self.loss, batch), total))
         apart = total.clone() if rows and not self._adds_up else None
         clipped = self._mechanism.finish(total, count)
         joined = None
@@ -283,7 +261,7 @@ def _require_memory(data: Dataset, settings: DPSGD, model: nn.Module) -> None:
     copies = 3 if settings.augmentation is not None else 1  # padded, cropped and flipped
     _validate.fits_memory(
         f"Batches of {batch:,.0f} examples with multiplicity={settings.multiplicity} and {data!r}",
-        4 * (inputs * copies + 4 * num_parameters(model)),  # bytes; weights, sum, noise and update
+        4 * (inputs * copies + 4 * gradients.num_parameters(model)),  # bytes; weights, sum, noise and update
     )
 
 
@@ -316,7 +294,11 @@ class Diagnose(Hook):
 
     def __init__(self) -> None:
         self._pending: list[_PendingStep] = []
-        self.noise, self.sums, self.batches = NoiseCheck(), SumRecord(), BatchRecord()
+        self.noise, self.sums, self.batches = (
+            diagnostics.NoiseCheck(),
+            diagnostics.SumRecord(),
+            diagnostics.BatchRecord(),
+        )
         self._claimed: tuple[float, float] | None = None  # noise multiplier and sample rate
 
     def attach(self, training: Training) -> None:
@@ -326,13 +308,15 @@ class Diagnose(Hook):
             raise InputError("One Diagnose can observe only training runs with equal noise and sample rate.")
         self._claimed, self._is_first = claimed, True
         self._num_examples, self._norm = len(training.data), settings.max_grad_norm
-        parameters = trainable(training.model)
+        parameters = gradients.trainable(training.model)
         self._eps = torch.finfo(next(iter(parameters.values())).dtype).eps
         sizes = {name: value.numel() for name, value in parameters.items()}
         self._num_parameters = sum(sizes.values())
-        sample = CoordinateSample.of(list(sizes.values()))
+        sample = diagnostics.CoordinateSample.of(list(sizes.values()))
         is_named = len(sample.leaves) == len(sizes)
-        self._leaves: Leaves = dict(zip(sizes, sample.leaves, strict=True)) if is_named else sample.leaves
+        self._leaves: diagnostics.Leaves = (
+            dict(zip(sizes, sample.leaves, strict=True)) if is_named else sample.leaves
+        )
         self._indices = torch.as_tensor(sample.indices, device=training.device)
 
     def observe(self, step: Step) -> None:
@@ -368,13 +352,13 @@ class Diagnose(Hook):
     def _check(
         self, noise: FloatArray, released: FloatArray, batch: IntArray, most: float, norm: float
     ) -> None:
-        step = ObservedStep(
+        step = diagnostics.ObservedStep(
             noise=noise / self._norm,
             leaves=self._leaves,
             total=(released - noise) / self._norm,
             released=released,
             release_unit=1 / self._norm,
-            max_noise=NoiseMaximum(most / self._norm, self._num_parameters),
+            max_noise=diagnostics.NoiseMaximum(most / self._norm, self._num_parameters),
             sum_norm=norm / self._norm,
             num_rows=len(batch),
             clipping_norm=self._norm,
@@ -385,10 +369,10 @@ class Diagnose(Hook):
         for check in (self.noise, self.sums, self.batches):
             check.observe(step)
 
-    def diagnose(self, confidence: float = 0.95) -> Diagnosis:
+    def diagnose(self, confidence: float = 0.95) -> diagnostics.Diagnosis:
         """Test the steps so far; the false alarm rate holds for a single diagnosis."""
         noise_multiplier, sample_rate = self._claimed or (1.0, None)
-        claimed = ClaimedStep(
+        claimed = diagnostics.ClaimedStep(
             noise_multiplier=noise_multiplier,
             sample_rate=sample_rate,
             confidence=_validate.confidence(confidence),
@@ -396,10 +380,10 @@ class Diagnose(Hook):
         results = [check.results(claimed) for check in self.checks]
         if self.noise.num_steps == 0:
             raise InputError("No step was observed. Did training run?")
-        return Diagnosis.of((), confidence=confidence).joined(*results)
+        return diagnostics.Diagnosis.of((), confidence=confidence).joined(*results)
 
     @property
-    def checks(self) -> tuple[NoiseCheck, BatchRecord, SumRecord]:
+    def checks(self) -> tuple[diagnostics.NoiseCheck, diagnostics.BatchRecord, diagnostics.SumRecord]:
         """The checks of all steps so far."""
         self._flush()
         return self.noise, self.batches, self.sums
@@ -421,12 +405,12 @@ class ChecksOfHook:
     def __init__(self, hook: Diagnose) -> None:
         self._hook = hook
 
-    def results(self, claimed: ClaimedStep) -> CheckResults:
+    def results(self, claimed: diagnostics.ClaimedStep) -> diagnostics.CheckResults:
         """Return the results of all checks of the hook."""
-        joined = Diagnosis.of((), confidence=claimed.confidence)
+        joined = diagnostics.Diagnosis.of((), confidence=claimed.confidence)
         results = [check.results(claimed) for check in self._hook.checks]
         joined = joined.joined(*results)
-        return CheckResults(
+        return diagnostics.CheckResults(
             checks=joined.checks,
             certain=tuple(finding for result in results for finding in result.certain),
             to_check=joined.to_check,

@@ -18,26 +18,8 @@ from torch import nn
 
 from dpaudit import _io
 from dpaudit.errors import InputError
-from dpaudit.experiments._analysis import (
-    RESULT_SCHEMA,
-    RETRIED,
-    RunScores,
-    bound_of_runs,
-    compare,
-    largest_epsilon,
-    plain_values,
-)
-from dpaudit.experiments._build import (
-    Resolved,
-    device_of,
-    load_data,
-    mechanism_of,
-    model_for,
-    require_same_code,
-    require_same_data,
-    settings_of,
-    split_held_out,
-)
+from dpaudit.experiments import _analysis as analysis
+from dpaudit.experiments import _build as building
 from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._loop import Listener, Running
 from dpaudit.experiments.black_box._canary import SharedCanary, canary_for, first_weights
@@ -119,7 +101,7 @@ class _RunningBound:
         self.progress, now = progress, time.monotonic()
         if now >= self._due and progress.num_done >= 20 and progress.num_left > 0:
             if (observations := progress.observations) is not None:
-                self._epsilon = bound_of_runs(self._runs.scores(observations)).epsilon
+                self._epsilon = analysis.bound_of_runs(self._runs.scores(observations)).epsilon
             ended = time.monotonic()
             # 20 times as long as a bound takes, because workers get no work meanwhile
             self._due = ended + max(_PAUSE_SECONDS, 20 * (ended - now))
@@ -127,21 +109,23 @@ class _RunningBound:
         self._listener.trials(Running(progress=progress, epsilon=self._epsilon, claimed=claimed))
 
 
-def _outcome(runs: ManyRuns, scores: RunScores, done: TrialsRun, last: TrialProgress) -> dict[str, Any]:
+def _outcome(
+    runs: ManyRuns, scores: analysis.RunScores, done: TrialsRun, last: TrialProgress
+) -> dict[str, Any]:
     """Return the verdict, all bounds, power, accuracy and timing."""
     started = time.monotonic()
-    values = plain_values(scores, compare(scores))
+    values = analysis.plain_values(scores, analysis.compare(scores))
     if done.num_retried and runs.build is None:
         repeated = f"{done.num_retried:,} training runs that had failed were repeated"
-        values["bound"]["assumptions"].append(f"{RETRIED}{repeated}")
+        values["bound"]["assumptions"].append(f"{analysis.RETRIED}{repeated}")
     values["notes"] += done.remarks
     if done.failure_summary is not None:
         values["notes"].append(done.failure_summary)
     speed = last.models_per_second
     return {
-        "schema_version": RESULT_SCHEMA,
+        "schema_version": analysis.RESULT_SCHEMA,
         **values,
-        "largest_epsilon": plain(largest_epsilon(scores)),
+        "largest_epsilon": plain(analysis.largest_epsilon(scores)),
         **scores.values,
         **_first_model(runs),
         "timing": {
@@ -166,7 +150,7 @@ class ManyRuns:
     """Data, canary and settings shared by all training runs."""
 
     config: Config
-    resolved: Resolved
+    resolved: building.Resolved
     data: tuple[Dataset, Dataset]
     stored: SharedCanary | None = None
     """The canary and the initial weights, if they were computed before."""
@@ -176,10 +160,13 @@ class ManyRuns:
         cls, values: Mapping[str, Any], resolved: Mapping[str, Any], shared: Mapping[str, Any]
     ) -> ManyRuns:
         """Restore the runs of another process from plain values; raise if data or code differ."""
-        config, numbers = Config.model_validate({**values, "output": "."}), Resolved.from_dict(resolved)
-        data = load_data(config.data)
-        require_same_data(numbers, data[0])
-        require_same_code(numbers, config)
+        config, numbers = (
+            Config.model_validate({**values, "output": "."}),
+            building.Resolved.from_dict(resolved),
+        )
+        data = building.load_data(config.data)
+        building.require_same_data(numbers, data[0])
+        building.require_same_code(numbers, config)
         return cls(config=config, resolved=numbers, data=data, stored=SharedCanary.from_dict(shared))
 
     @property
@@ -189,7 +176,7 @@ class ManyRuns:
         return self.config.audit
 
     @cached_property
-    def _no_scores(self) -> RunScores:
+    def _no_scores(self) -> analysis.RunScores:
         about = {
             "mode": self.audit.mode,
             "threat_model": self.config.threat_model,
@@ -199,7 +186,7 @@ class ManyRuns:
             "delta": self.config.training.delta,
             "num_models": self.audit.num_models,
         }
-        return RunScores({}, about, self.config.identity()["audit"])
+        return analysis.RunScores({}, about, self.config.identity()["audit"])
 
     @property
     def claimed_epsilon(self) -> float | None:
@@ -207,7 +194,7 @@ class ManyRuns:
         claim = self._no_scores.claim
         return None if claim is None else claim.epsilon
 
-    def scores(self, observations: Observations, num_failed: int = 0) -> RunScores:
+    def scores(self, observations: Observations, num_failed: int = 0) -> analysis.RunScores:
         """Return scores of these training runs for their analysis."""
         arrays = {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
         return replace(
@@ -216,7 +203,7 @@ class ManyRuns:
 
     @cached_property
     def _parts(self) -> tuple[Dataset, HeldOutData]:
-        test, held_out = split_held_out(self.config, self.resolved, *self.data)
+        test, held_out = building.split_held_out(self.config, self.resolved, *self.data)
         assert held_out is not None  # ensured by the config
         return test, held_out
 
@@ -229,7 +216,7 @@ class ManyRuns:
     def build(self) -> Callable[[], nn.Module] | None:
         """The function that builds a model; None if the user's function trains it."""
         model = self.config.model
-        return None if isinstance(model, FunctionModel) else model_for(model, self.data[0])
+        return None if isinstance(model, FunctionModel) else building.model_for(model, self.data[0])
 
     @cached_property
     def shared(self) -> SharedCanary:
@@ -251,10 +238,10 @@ class ManyRuns:
             build=self.build,
             data=self.data[0],
             canary=self.shared.canary,
-            settings=settings_of(training, self.resolved),
-            mechanism=mechanism_of(training, self.resolved),
+            settings=building.settings_of(training, self.resolved),
+            mechanism=building.mechanism_of(training, self.resolved),
             initial_weights=self.shared.weights,
-            device=device_of(self.config.device),
+            device=building.device_of(self.config.device),
         )
 
 

@@ -29,31 +29,7 @@ from dpaudit import _validate
 from dpaudit._io import open_file, reading
 from dpaudit.canaries import ThreatModel
 from dpaudit.errors import InputError, quoted
-from dpaudit.experiments.config._schema import (
-    AdversarialConfig,
-    AuditConfig,
-    CanaryConfig,
-    ClipBkdConfig,
-    CraftedConfig,
-    DataConfig,
-    EndToEndConfig,
-    ExampleConfig,
-    FunctionModel,
-    GivenConfig,
-    ManyRunsConfig,
-    ModelConfig,
-    NonNegative,
-    NonNegativeInt,
-    OneRunConfig,
-    PaperConfig,
-    PathText,
-    PoolConfig,
-    PretrainedConfig,
-    RandomWeightsConfig,
-    Section,
-    ShuffledBatchesConfig,
-    TrainingConfig,
-)
+from dpaudit.experiments.config import _schema as schema
 
 KeyPath: TypeAlias = tuple[str, ...]
 Mistake: TypeAlias = tuple[KeyPath, str]
@@ -83,8 +59,8 @@ _FINAL_MODEL_KEYS = "score", "initialization", "num_guesses"
 class _AuditOptions:
     """Modes, canaries and defaults of a threat model."""
 
-    modes: tuple[type[Section], ...]
-    canaries: tuple[type[Section], ...]
+    modes: tuple[type[schema.Section], ...]
+    canaries: tuple[type[schema.Section], ...]
     unused: tuple[str, ...]
     """Keys of its modes that apply only to other threat models."""
     defaults: Mapping[str, Any]
@@ -103,26 +79,26 @@ def _choices(*sections: type[BaseModel]) -> str:
 
 _OPTIONS: Mapping[str, _AuditOptions] = {
     ThreatModel.GRADIENT.value: _AuditOptions(
-        (OneRunConfig, PaperConfig, EndToEndConfig),
-        (CanaryConfig,),
+        (schema.OneRunConfig, schema.PaperConfig, schema.EndToEndConfig),
+        (schema.CanaryConfig,),
         unused=("held_out", *_FINAL_MODEL_KEYS),
-        defaults={"canary": CanaryConfig()},
+        defaults={"canary": schema.CanaryConfig()},
     ),
     ThreatModel.INPUT.value: _AuditOptions(
-        (OneRunConfig, PaperConfig),
-        (CraftedConfig, ExampleConfig, AdversarialConfig),
+        (schema.OneRunConfig, schema.PaperConfig),
+        (schema.CraftedConfig, schema.ExampleConfig, schema.AdversarialConfig),
         unused=_FINAL_MODEL_KEYS,
-        defaults={"canary": CraftedConfig(), "held_out": 128},
+        defaults={"canary": schema.CraftedConfig(), "held_out": 128},
     ),
     ThreatModel.BLACK_BOX.value: _AuditOptions(
-        (ManyRunsConfig, OneRunConfig),
-        (ExampleConfig, ClipBkdConfig, GivenConfig),
+        (schema.ManyRunsConfig, schema.OneRunConfig),
+        (schema.ExampleConfig, schema.ClipBkdConfig, schema.GivenConfig),
         unused=("first_steps", "stop_on_violation"),
         defaults={
-            "canary": ExampleConfig(kind="mislabelled"),
+            "canary": schema.ExampleConfig(kind="mislabelled"),
             "held_out": 128,
             "score": "log-odds",
-            "initialization": RandomWeightsConfig(),
+            "initialization": schema.RandomWeightsConfig(),
         },
     ),
 }
@@ -132,8 +108,8 @@ def _with_mode(raw: Any, info: ValidationInfo) -> Any:
     """Return the audit table; the default mode of black-box audits is ``many-runs``."""
     if info.data.get("threat_model") != ThreatModel.BLACK_BOX.value:
         return raw
-    if isinstance(raw, OneRunConfig) and not raw.model_fields_set:  # the file has no audit table
-        return ManyRunsConfig()
+    if isinstance(raw, schema.OneRunConfig) and not raw.model_fields_set:  # the file has no audit table
+        return schema.ManyRunsConfig()
     return {"mode": "many-runs", **raw} if isinstance(raw, dict) else raw
 
 
@@ -160,7 +136,7 @@ def _with_defaults(audit: Any, info: ValidationInfo) -> Any:
 def _require_no_unused(name: str, options: _AuditOptions, audit: Any) -> None:
     """Raise on a key that applies only to other threat models."""
     unused = options.unused
-    if name == ThreatModel.BLACK_BOX.value and isinstance(audit, OneRunConfig):
+    if name == ThreatModel.BLACK_BOX.value and isinstance(audit, schema.OneRunConfig):
         unused = (*unused, "methods")  # it always reports the same two bounds
     for key in unused:
         if value := getattr(audit, key, None):
@@ -170,7 +146,7 @@ def _require_no_unused(name: str, options: _AuditOptions, audit: Any) -> None:
 
 def _conflicts(config: Config) -> Iterator[str]:
     """Yield sentences on tables that are inconsistent with each other."""
-    if isinstance(config.model, FunctionModel):
+    if isinstance(config.model, schema.FunctionModel):
         yield from _function_conflicts(config)
     if config.threat_model == ThreatModel.BLACK_BOX.value:
         yield from _black_box_conflicts(config)
@@ -179,28 +155,28 @@ def _conflicts(config: Config) -> Iterator[str]:
             "training.noise_multiplier must be positive, got 0: without noise nothing is claimed; only "
             "threat_model = 'black-box' reports a bound without a claim."
         )
-    if config.pool is not None and not isinstance(config.audit, ManyRunsConfig):
+    if config.pool is not None and not isinstance(config.audit, schema.ManyRunsConfig):
         yield f"pool cannot be used with mode = {config.audit.mode!r}, which trains a single model."
 
 
 def _function_conflicts(config: Config) -> Iterator[str]:
-    if not isinstance(config.audit, ManyRunsConfig):
+    if not isinstance(config.audit, schema.ManyRunsConfig):
         yield "A training function needs threat_model = 'black-box' and mode = 'many-runs'."
-    elif isinstance(config.audit.initialization, PretrainedConfig):
+    elif isinstance(config.audit.initialization, schema.PretrainedConfig):
         yield "A training function builds its own models; remove the pre-trained initialization."
-    if isinstance(config.audit.canary, ClipBkdConfig):
+    if isinstance(config.audit.canary, schema.ClipBkdConfig):
         yield "canary.kind = 'clip-bkd' needs the model, which a training function does not provide."
     if config.training.fault is not None:
         yield "training.fault cannot be used with a training function: no fault can be injected into it."
 
 
 def _black_box_conflicts(config: Config) -> Iterator[str]:
-    if isinstance(config.training.fault, ShuffledBatchesConfig):
+    if isinstance(config.training.fault, schema.ShuffledBatchesConfig):
         yield "The fault 'shuffled-batches' cannot be used with threat_model = 'black-box'."
     canary = config.audit.canary
     sources = [key for key in ("index", "file") if getattr(canary, key, None) is not None]
-    if isinstance(config.audit, ManyRunsConfig):
-        if isinstance(canary, GivenConfig):
+    if isinstance(config.audit, schema.ManyRunsConfig):
+        if isinstance(canary, schema.GivenConfig):
             yield from _given_conflicts(canary, sources)
         return
     if sources or getattr(canary, "kind", None) not in ("mislabelled", "example"):
@@ -212,31 +188,31 @@ def _black_box_conflicts(config: Config) -> Iterator[str]:
         yield "noise_multiplier = 0 needs mode = 'many-runs'."
 
 
-def _given_conflicts(canary: GivenConfig, sources: list[str]) -> Iterator[str]:
+def _given_conflicts(canary: schema.GivenConfig, sources: list[str]) -> Iterator[str]:
     if len(sources) != 1:
         yield "canary.kind = 'example' needs exactly one of index and file."
     if canary.file is not None and canary.target is None:
         yield "canary.file needs a target, the class of the canary."
 
 
-class Config(Section):
+class Config(schema.Section):
     """Config of one ``dpaudit run``.
 
     If ``seed`` is omitted, the operating system provides one. ``output`` is the run's directory.
     """
 
-    output: PathText
-    seed: NonNegativeInt | None = None
+    output: schema.PathText
+    seed: schema.NonNegativeInt | None = None
     threat_model: Literal["gradient", "input", "black-box"] = "gradient"
     device: str = "cpu"
-    checkpoint_seconds: NonNegative = 30.0
-    model: ModelConfig
-    data: DataConfig
-    training: TrainingConfig
-    audit: Annotated[AuditConfig, AfterValidator(_with_defaults), BeforeValidator(_with_mode)] = Field(
-        OneRunConfig(), validate_default=True
+    checkpoint_seconds: schema.NonNegative = 30.0
+    model: schema.ModelConfig
+    data: schema.DataConfig
+    training: schema.TrainingConfig
+    audit: Annotated[schema.AuditConfig, AfterValidator(_with_defaults), BeforeValidator(_with_mode)] = Field(
+        schema.OneRunConfig(), validate_default=True
     )
-    pool: PoolConfig | None = None
+    pool: schema.PoolConfig | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -21,32 +21,18 @@ import dpaudit
 from dpaudit import _io
 from dpaudit._io import JsonCache, difference
 from dpaudit.errors import IncompleteError, InputError
-from dpaudit.experiments.reproduction._figure import (
-    Data,
-    Figure,
-    FigureRows,
-    Key,
-    Mark,
-    Panel,
-    Picture,
-    Row,
-    Scale,
-    Series,
-    Settings,
-    Table,
-    Work,
-)
+from dpaudit.experiments.reproduction import _figure as fig
 
 if TYPE_CHECKING:  # only cells in processes need trials
     from dpaudit.experiments.trials import Processes, Trial
 
 
 def reproduce(
-    figure: Figure,
+    figure: fig.Figure,
     *,
     output: Path,
-    scale: Scale = Scale.CPU,
-    data: Data | None = None,
+    scale: fig.Scale = fig.Scale.CPU,
+    data: fig.Data | None = None,
     seed: int = 0,
     device: str = "cpu",
     pool: Processes | None = None,
@@ -59,7 +45,7 @@ def reproduce(
     the pool has. ``watch`` is called with the number of finished cells, the total number, and the current
     cell (with a pool, the last finished one); ``within``, with the progress of a cell in this process.
     """
-    data = data or Data()
+    data = data or fig.Data()
     data.require(figure.name, figure.needs)
     run = FigureRun(
         figure=figure,
@@ -92,14 +78,14 @@ def reproduce(
 class Reproduced:
     """All rows of a figure, with its picture and tables."""
 
-    figure: Figure
-    scale: Scale
+    figure: fig.Figure
+    scale: fig.Scale
     seed: int
     data: tuple[str, ...]
-    settings: Settings
-    rows: FigureRows
-    picture: Picture
-    tables: tuple[Table, ...]
+    settings: fig.Settings
+    rows: fig.FigureRows
+    picture: fig.Picture
+    tables: tuple[fig.Table, ...]
     seconds: float
     """The total time of all cells."""
 
@@ -111,7 +97,7 @@ class Reproduced:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Caveats about the comparison with the paper."""
-        if self.scale is not Scale.TINY:
+        if self.scale is not fig.Scale.TINY:
             return self.figure.remarks
         return (
             "Scale tiny only checks that everything runs: its numbers are meaningless, and a ConvNet "
@@ -185,22 +171,22 @@ def _measure_pooled(run: FigureRun, pool: Processes, watch: Callable[[int, int, 
 class FigureRun:
     """The cells of a figure at a scale: their keys, how each is measured, and where it is stored."""
 
-    figure: Figure
+    figure: fig.Figure
     output: Path
-    scale: Scale
-    data: Data
+    scale: fig.Scale
+    data: fig.Data
     seed: int
     device: str
     num_workers: int | None = None
     within: Callable[[str], None] = lambda _: None
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> fig.Settings:
         """The settings of the figure at this scale."""
         return self.figure.settings[self.scale]
 
     @cached_property
-    def keys(self) -> Sequence[Key]:
+    def keys(self) -> Sequence[fig.Key]:
         """The keys of all cells."""
         return self.figure.cells(self.settings)
 
@@ -227,14 +213,14 @@ class FigureRun:
         """Measure and store a cell, and return its duration in seconds."""
         key = self.keys[index]
         started = time.perf_counter()
-        rows: list[Row] = [{**key, **row} for row in self.figure.measure(key, self._work(key))]
+        rows: list[fig.Row] = [{**key, **row} for row in self.figure.measure(key, self._work(key))]
         seconds = time.perf_counter() - started
         self.cells.write(_slug(key), {"key": key, "seconds": seconds, "rows": rows})
         return seconds
 
-    def _work(self, key: Key) -> Work:
+    def _work(self, key: fig.Key) -> fig.Work:
         text = json.dumps([self.seed, self.figure.name, key], sort_keys=True)
-        return Work(
+        return fig.Work(
             settings=self.settings,
             seed=int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"),
             folder=self.cells.folder / _slug(key),
@@ -248,10 +234,10 @@ class FigureRun:
         """Return the key of a cell as text for messages."""
         return ", ".join(f"{name} {value}" for name, value in self.keys[index].items())
 
-    def finished(self) -> tuple[FigureRows, float]:
+    def finished(self) -> tuple[fig.FigureRows, float]:
         """Return the rows of all cells and their total time in seconds."""
         cells = [stored for key in self.keys if (stored := self.cells.read(_slug(key))) is not None]
-        rows = FigureRows(row for cell in cells for row in cell["rows"])
+        rows = fig.FigureRows(row for cell in cells for row in cell["rows"])
         return rows, sum(float(cell["seconds"]) for cell in cells)
 
     def described(self) -> dict[str, Any]:
@@ -284,7 +270,7 @@ def _finished_cells(folder: Path, identity: dict[str, Any]) -> JsonCache:
     )
 
 
-def _slug(key: Key) -> str:
+def _slug(key: fig.Key) -> str:
     """Return the file name of a cell, without its suffix.
 
     >>> _slug({"epsilon": 1.0, "method": "f-DP (CP)"})
@@ -302,8 +288,8 @@ def worker(
     run = FigureRun(
         figure=figure_named(name),
         output=Path(output),
-        scale=Scale(scale),
-        data=Data(None if directory is None else Path(directory), embedded),
+        scale=fig.Scale(scale),
+        data=fig.Data(None if directory is None else Path(directory), embedded),
         seed=seed,
         device=device,
     )
@@ -320,9 +306,11 @@ def relabeled(value: Any, stand_ins: Mapping[str, str]) -> Any:
         return {name: relabeled(inner, stand_ins) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(relabeled(inner, stand_ins) for inner in value)
-    if isinstance(value, Picture | Panel | Series | Table) and not getattr(value, "names_papers", False):
+    if isinstance(value, fig.Picture | fig.Panel | fig.Series | fig.Table) and not getattr(
+        value, "names_papers", False
+    ):
         return replace(value, **relabeled(vars(value), stand_ins))
-    if isinstance(value, str) and not isinstance(value, Mark):
+    if isinstance(value, str) and not isinstance(value, fig.Mark):
         for paper, used in stand_ins.items():
             value = value.replace(paper, used)
     return value

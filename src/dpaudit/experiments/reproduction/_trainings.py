@@ -10,22 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpaudit.accounting import Claim
-from dpaudit.experiments.reproduction._figure import (
-    CATALOGUE,
-    NEEDS,
-    Figure,
-    FigureRows,
-    Key,
-    Picture,
-    Row,
-    Scale,
-    Settings,
-    Table,
-    Work,
-    bars_panel,
-    crossed,
-    epsilon_panel,
-)
+from dpaudit.experiments.reproduction import _figure as fig
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, DELTA, step_noise
 from dpaudit.stats import ApproximateDP, Fixed, SameData, ThresholdRule
 
@@ -35,7 +20,7 @@ SAME_DATA, HALF = "same data", "t = 1/2"
 _RULES: dict[object, str] = {SameData(): SAME_DATA, Fixed(0.5): HALF}
 
 
-def accuracy_title(settings: Settings) -> str:
+def accuracy_title(settings: fig.Settings) -> str:
     """Return the title of a table of accuracies."""
     number = next(iter(settings["columns"].values()))["num_test"]
     some = "all test data" if number is None else f"{number} test examples"
@@ -43,7 +28,7 @@ def accuracy_title(settings: Settings) -> str:
 
 
 def run_audit(
-    work: Work,
+    work: fig.Work,
     column: str,
     *,
     audit: Mapping[str, Any],
@@ -56,7 +41,7 @@ def run_audit(
 
     experiments.use_one_thread()
     size = work.settings["columns"][column]
-    network, is_tiny = CATALOGUE["column"][column], size.get("is_tiny", False)
+    network, is_tiny = fig.CATALOGUE["column"][column], size.get("is_tiny", False)
     data = _data(work, network.get("data"), size)
     canary = audit.get("canary", {})
     if is_tiny and canary.get("kind") in ("adversarial", "crafted"):
@@ -89,14 +74,14 @@ def run_audit(
     ).values
 
 
-def _pool(work: Work) -> dict[str, Any]:
+def _pool(work: fig.Work) -> dict[str, Any]:
     return {"kind": "serial"} if work.num_workers == 1 else {"num_workers": work.num_workers}
 
 
-def _data(work: Work, data: str | None, size: Mapping[str, Any]) -> dict[str, Any]:
+def _data(work: fig.Work, data: str | None, size: Mapping[str, Any]) -> dict[str, Any]:
     number = {name: size[name] for name in ("num_examples", "num_test") if size[name] is not None}
     if data is not None:
-        return {**work.data.config(NEEDS[data]), **number}
+        return {**work.data.config(fig.NEEDS[data]), **number}
     shape = (1, 8, 8) if work.data.embedded else (3, 32, 32)
     return {"name": "random", "shape": shape, **number}
 
@@ -110,9 +95,9 @@ def _model(name: str, data: str, *, is_narrow: bool = False) -> dict[str, Any]:
     return {"name": "mlp", "hidden": (32,)} if name == "mlp" else {"name": name}
 
 
-def method_rows(values: Mapping[str, Any], *, of_step: bool = False) -> list[Row]:
+def method_rows(values: Mapping[str, Any], *, of_step: bool = False) -> list[fig.Row]:
     """Return the bound of each method; per-step bounds are composed over the run unless ``of_step``."""
-    rows: list[Row] = []
+    rows: list[fig.Row] = []
     for bound in values["methods"]:
         epsilon = bound["epsilon"]
         if not of_step and values["mode"] != "many-runs":
@@ -121,7 +106,7 @@ def method_rows(values: Mapping[str, Any], *, of_step: bool = False) -> list[Row
     return rows
 
 
-def our_row(values: Mapping[str, Any], *, of_step: bool = False) -> Row:
+def our_row(values: Mapping[str, Any], *, of_step: bool = False) -> fig.Row:
     """Return the bound behind the verdict, or the corresponding betting bound of a single step."""
     bound = values["bound"]
     if of_step:
@@ -129,7 +114,7 @@ def our_row(values: Mapping[str, Any], *, of_step: bool = False) -> Row:
     return {"method": OURS, **_row(bound, bound["epsilon"], values)}
 
 
-def _row(bound: Mapping[str, Any], epsilon: Any, values: Mapping[str, Any]) -> Row:
+def _row(bound: Mapping[str, Any], epsilon: Any, values: Mapping[str, Any]) -> fig.Row:
     rule = ThresholdRule.from_dict(bound["threshold_rule"])
     return {
         "rule": _RULES.get(rule, bound["threshold_rule"]["type"].lower()),
@@ -160,8 +145,8 @@ def claim_of(values: Mapping[str, Any]) -> Claim:
 
 
 def final_model_rows(
-    work: Work, column: str, *, num_models: int, canary: str, score: str, training: Mapping[str, Any]
-) -> list[Row]:
+    work: fig.Work, column: str, *, num_models: int, canary: str, score: str, training: Mapping[str, Any]
+) -> list[fig.Row]:
     """Return the rows of many training runs, with final models audited by the paper's methods and ours."""
     values = run_audit(
         work,
@@ -191,7 +176,7 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study(Figure):
+class Study(fig.Figure):
     """Figure with training runs of several variants at several epsilons."""
 
     variants: Mapping[str, Variant]
@@ -203,19 +188,19 @@ class Study(Figure):
     """The paper's values by method, epsilon and variant."""
     axis: str = ""
     """The axis label of the variants, if their names do not suffice."""
-    more_tables: Callable[[FigureRows, Study], Sequence[Table]] = lambda *_: ()
-    draw: Callable[[FigureRows, Study], Picture] | None = None
+    more_tables: Callable[[fig.FigureRows, Study], Sequence[fig.Table]] = lambda *_: ()
+    draw: Callable[[fig.FigureRows, Study], fig.Picture] | None = None
     """Function that draws the picture if the paper's figure has another form."""
 
-    def cells(self, settings: Settings) -> list[Key]:
-        return crossed(
+    def cells(self, settings: fig.Settings) -> list[fig.Key]:
+        return fig.crossed(
             variant=settings.get("variants", list(self.variants)),
             claimed=settings["epsilons"],
             run=range(settings["num_runs"]),
             mode=("paper", "ours") if settings["num_canaries"] else ("paper",),
         )
 
-    def measure(self, key: Key, work: Work) -> list[Row]:
+    def measure(self, key: fig.Key, work: fig.Work) -> list[fig.Row]:
         variant, claimed = self.variants[str(key["variant"])], float(key["claimed"])
         noise = {"noise_multiplier": step_noise(claimed)} if self.per_step else {"target_epsilon": claimed}
         training = {**noise, **variant.training}
@@ -233,28 +218,28 @@ class Study(Figure):
             return [our_row(values, of_step=self.per_step)]
         return method_rows(values, of_step=self.per_step)
 
-    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
+    def picture(self, rows: fig.FigureRows, settings: fig.Settings) -> fig.Picture:
         """Return a panel over epsilon for each variant, or bars if there is only one epsilon."""
         shown, names = rows.where(self._is_shown), rows.values("variant")
         if self.draw is not None:
             return self.draw(shown, self)
         if len(settings["epsilons"]) == 1:
-            panel = bars_panel(shown, "variant", names, settings["epsilons"][0], x_label=self.axis)
-            return Picture(panels=[panel])
+            panel = fig.bars_panel(shown, "variant", names, settings["epsilons"][0], x_label=self.axis)
+            return fig.Picture(panels=[panel])
         panels = [
-            epsilon_panel(variant.series_over("claimed"), sorted(variant.values("claimed")), name)
+            fig.epsilon_panel(variant.series_over("claimed"), sorted(variant.values("claimed")), name)
             for name in names
             for variant in [shown.only(variant=name)]
         ]
-        return Picture(panels=panels, columns=2)
+        return fig.Picture(panels=panels, columns=2)
 
-    def _is_shown(self, row: Row) -> bool:
+    def _is_shown(self, row: fig.Row) -> bool:
         """Return whether a row is drawn: the paper's practice, or one of our sound bounds."""
         if row["method"] in self.methods:
             return row["rule"] == SAME_DATA
         return row["method"] in (OURS, "f-DP(joint)")
 
-    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
+    def tables(self, rows: fig.FigureRows, settings: fig.Settings) -> list[fig.Table]:
         """Return the means over runs next to the paper's values."""
         names = rows.values("variant")
         lines = [
@@ -274,18 +259,18 @@ class Study(Figure):
         text += "; the paper's value follows the slash" if self.printed else ""
         accuracy = ", ".join(f"{name}: {rows.only(variant=name).mean('accuracy'):.1%}" for name in names)
         return [
-            Table(title=text, header=("method", "kind", "epsilon", *names), rows=lines),
-            Table(title=accuracy_title(settings), header=("mean",), rows=[(accuracy,)]),
+            fig.Table(title=text, header=("method", "kind", "epsilon", *names), rows=lines),
+            fig.Table(title=accuracy_title(settings), header=("mean",), rows=[(accuracy,)]),
             *self.more_tables(rows, self),
         ]
 
-    def _cell(self, bounds: FigureRows) -> str:
+    def _cell(self, bounds: fig.FigureRows) -> str:
         if not bounds:
             return ""
         off = f" ({bounds.spread():.2f})" if len(bounds) > 1 else ""
         row, printed = bounds[0], None
         if row["rule"] == SAME_DATA and row["method"] in self.printed:
-            epsilons = self.settings[Scale.PAPER]["epsilons"]
+            epsilons = self.settings[fig.Scale.PAPER]["epsilons"]
             values = self.printed[str(row["method"])][epsilons.index(row["claimed"])]
             printed = values[list(self.variants).index(str(row["variant"]))]
         return f"{bounds.mean():.2f}{off}" + ("" if printed is None else f" / {printed:.2f}")

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from dpaudit.experiments.reproduction._figure import (
-    Figure,
-    FigureRows,
-    Key,
-    Picture,
-    Row,
-    Settings,
-    Table,
-    Work,
-    bars_panel,
-    comparison_table,
-    crossed,
-)
+from dpaudit.experiments.reproduction import _figure as fig
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, count_bound
 from dpaudit.experiments.reproduction._trainings import (
     SAME_DATA,
@@ -31,13 +19,13 @@ _ONE_RUN = "many, one run"  # many mislabelled canaries in a single run
 _PRINTED = {0.1: 23.4, 1.0: 26.8, 10.0: 41.0}  # Table 2, by clipping norm
 
 
-class FinalModels(Figure):
+class FinalModels(fig.Figure):
     """Bounds from blank and mislabelled canaries in many models, and from many canaries in one model."""
 
-    def cells(self, settings: Settings) -> list[Key]:
-        return crossed(column=settings["columns"], canary=(*_CANARIES, _ONE_RUN))
+    def cells(self, settings: fig.Settings) -> list[fig.Key]:
+        return fig.crossed(column=settings["columns"], canary=(*_CANARIES, _ONE_RUN))
 
-    def measure(self, key: Key, work: Work) -> list[Row]:
+    def measure(self, key: fig.Key, work: fig.Work) -> list[fig.Row]:
         column = str(key["column"])
         if key["canary"] == _ONE_RUN:
             return [_one_run(column, work)]
@@ -50,20 +38,20 @@ class FinalModels(Figure):
             training={"target_epsilon": _EPSILON},
         )
 
-    def picture(self, rows: FigureRows, _: Settings) -> Picture:
+    def picture(self, rows: fig.FigureRows, _: fig.Settings) -> fig.Picture:
         panels = [
-            bars_panel(rows.only(column=column), "canary", (*_CANARIES, _ONE_RUN), _EPSILON, title=column)
+            fig.bars_panel(rows.only(column=column), "canary", (*_CANARIES, _ONE_RUN), _EPSILON, title=column)
             for column in rows.values("column")
         ]
-        return Picture(panels=panels, columns=2)
+        return fig.Picture(panels=panels, columns=2)
 
-    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
+    def tables(self, rows: fig.FigureRows, settings: fig.Settings) -> list[fig.Table]:
         methods, lines = [label for label, _ in rows.by_method()], []
         for column in rows.values("column"):
             for canary in (*_CANARIES, _ONE_RUN):
                 cell_rows = rows.only(column=column, canary=canary)
                 by_label = dict(cell_rows.by_method())
-                bounds = [by_label.get(label, FigureRows()).mean_text() for label in methods]
+                bounds = [by_label.get(label, fig.FigureRows()).mean_text() for label in methods]
                 number = "1" if canary == _ONE_RUN else f"{settings['num_models'][column]:,}"
                 lines.append((column, canary, number, f"{cell_rows.mean('accuracy'):.1%}", *bounds))
         header = ("training", "canary", "models", "accuracy", *methods)
@@ -74,14 +62,16 @@ class FinalModels(Figure):
             ("random data, f-DP(ZB)", "nothing non-trivial", _largest_bound(rows, "Random")),
         ]
         return [
-            Table(title=f"Final models, epsilon = 8. {accuracy_title(settings)}", header=header, rows=lines),
-            comparison_table(
+            fig.Table(
+                title=f"Final models, epsilon = 8. {accuracy_title(settings)}", header=header, rows=lines
+            ),
+            fig.comparison_table(
                 compared, "Comparison with the paper's 2,000 models on its data", names_papers=True
             ),
         ]
 
 
-def _one_run(column: str, work: Work) -> Row:
+def _one_run(column: str, work: fig.Work) -> fig.Row:
     values = run_audit(
         work,
         column,
@@ -97,20 +87,20 @@ def _one_run(column: str, work: Work) -> Row:
     return our_row(values)
 
 
-def _largest_bound(rows: FigureRows, column: str) -> str:
+def _largest_bound(rows: fig.FigureRows, column: str) -> str:
     """Return the largest f-DP(ZB) bound, chosen on the same data, of columns that start with this name."""
     bounds = rows.only(method="f-DP(ZB)", rule=SAME_DATA)
     epsilons = bounds.where(lambda row: str(row["column"]).startswith(column)).numbers("epsilon")
     return f"{max(epsilons):.2f}" if epsilons else "not run at this scale"
 
 
-class ClippingOnly(Figure):
+class ClippingOnly(fig.Figure):
     """Table 2: how much clipping hides without noise."""
 
-    def cells(self, settings: Settings) -> list[Key]:
-        return crossed(max_grad_norm=settings["norms"], canary=_CANARIES)
+    def cells(self, settings: fig.Settings) -> list[fig.Key]:
+        return fig.crossed(max_grad_norm=settings["norms"], canary=_CANARIES)
 
-    def measure(self, key: Key, work: Work) -> list[Row]:
+    def measure(self, key: fig.Key, work: fig.Work) -> list[fig.Row]:
         [column] = work.settings["columns"]
         norm = float(key["max_grad_norm"])
         rate = work.settings["columns"][column]["learning_rate"] / norm  # clipped steps of equal length
@@ -128,10 +118,10 @@ class ClippingOnly(Figure):
             training=training,
         )
 
-    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
+    def picture(self, rows: fig.FigureRows, settings: fig.Settings) -> fig.Picture:
         largest = _without_error("f-DP(ZB)", settings["num_models"])
         panels = [
-            bars_panel(
+            fig.bars_panel(
                 rows.only(canary=canary),
                 "max_grad_norm",
                 rows.values("max_grad_norm"),
@@ -142,9 +132,9 @@ class ClippingOnly(Figure):
             )
             for canary in _CANARIES
         ]
-        return Picture(panels=panels)
+        return fig.Picture(panels=panels)
 
-    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
+    def tables(self, rows: fig.FigureRows, settings: fig.Settings) -> list[fig.Table]:
         number, methods = settings["num_models"], [label for label, _ in rows.by_method()]
         lines = [_line(rows, norm, canary) for norm in rows.values("max_grad_norm") for canary in _CANARIES]
         counts = tuple(dict.fromkeys((2_000, number)))
@@ -162,12 +152,12 @@ class ClippingOnly(Figure):
             )
         ]
         return [
-            Table(
+            fig.Table(
                 title=f"{number:,} models; the paper reports f-DP(ZB) of 2,000 models with the better canary",
                 header=("", "canary", "paper", "accuracy", *methods),
                 rows=lines,
             ),
-            Table(
+            fig.Table(
                 title="Largest possible bound: an attack without errors",
                 header=("method", "paper", *(f"{count:,} models" for count in counts)),
                 rows=largest,
@@ -175,7 +165,7 @@ class ClippingOnly(Figure):
         ]
 
 
-def _line(rows: FigureRows, norm: float, canary: str) -> tuple[str, ...]:
+def _line(rows: fig.FigureRows, norm: float, canary: str) -> tuple[str, ...]:
     cell_rows = rows.only(max_grad_norm=norm, canary=canary)
     bounds = [f"{bound_rows.mean():.1f}" for _, bound_rows in cell_rows.by_method()]
     return f"C = {norm:g}", canary, f"{_PRINTED[norm]:.1f}", f"{cell_rows.mean('accuracy'):.1%}", *bounds

@@ -13,24 +13,7 @@ from scipy import special
 
 from dpaudit._types import FloatArray
 from dpaudit.accounting import SubsampledGaussian, epsilon_above
-from dpaudit.experiments.reproduction._figure import (
-    Figure,
-    FigureRows,
-    Key,
-    Mark,
-    Panel,
-    Picture,
-    Row,
-    Series,
-    Settings,
-    Table,
-    Work,
-    bounds_panel,
-    comparison_table,
-    crossed,
-    rates_panel,
-    rates_rows,
-)
+from dpaudit.experiments.reproduction import _figure as fig
 from dpaudit.experiments.reproduction._simulation import (
     CONFIDENCE,
     DELTA,
@@ -52,13 +35,13 @@ _ADDED, _MEASURED = "this attack, without end", "measured"  # seeds and files of
 _LABELS = {_ADDED: "this attack, exact"}
 
 
-class BoundByObservations(Figure):
+class BoundByObservations(fig.Figure):
     """Bounds of several methods on one growing sample."""
 
-    def cells(self, settings: Settings) -> list[Key]:
-        return crossed(claimed=settings["epsilons"], run=range(settings["num_runs"]))
+    def cells(self, settings: fig.Settings) -> list[fig.Key]:
+        return fig.crossed(claimed=settings["epsilons"], run=range(settings["num_runs"]))
 
-    def measure(self, key: Key, work: Work) -> list[Row]:
+    def measure(self, key: fig.Key, work: fig.Work) -> list[fig.Row]:
         noise = step_noise(float(key["claimed"]))
         # the two thresholds that are fixed before the data, then a grid for the paper's practice
         grid = np.linspace(0.5 - 6 * noise, 0.5 + 6 * noise, work.settings["num_thresholds"])
@@ -73,10 +56,10 @@ class BoundByObservations(Figure):
         rng = np.random.default_rng([work.seed, 1])  # separate from the random stream of the counts
         return rows + _betting_rows(num_steps, noise, work.settings["num_canaries"], rng)
 
-    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
-        return Picture(panels=[_panel(rows, epsilon) for epsilon in settings["epsilons"]], columns=2)
+    def picture(self, rows: fig.FigureRows, settings: fig.Settings) -> fig.Picture:
+        return fig.Picture(panels=[_panel(rows, epsilon) for epsilon in settings["epsilons"]], columns=2)
 
-    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
+    def tables(self, rows: fig.FigureRows, settings: fig.Settings) -> list[fig.Table]:
         shown = nearest(rows.values("observations"), [10**power for power in range(2, 10)])
         lines = [
             (f"{epsilon:g}", label, *method_rows.mean_cells("observations", shown))
@@ -85,12 +68,12 @@ class BoundByObservations(Figure):
         ]
         over = [(label, f"{_share_above(method_rows):.1%}") for label, method_rows in rows.by_method()]
         return [
-            Table(
+            fig.Table(
                 title=f"Mean epsilon of {settings['num_runs']} runs",
                 header=("epsilon", "method", *(f"{size:,}" for size in shown)),
                 rows=lines,
             ),
-            Table(
+            fig.Table(
                 title="Bounds above the truth (at most 5 % on average for confidence bounds)",
                 header=("method", "above the truth"),
                 rows=over,
@@ -98,7 +81,7 @@ class BoundByObservations(Figure):
         ]
 
 
-def _bounds(counts: CountsByThreshold, half: int, optimal: int) -> list[Row]:
+def _bounds(counts: CountsByThreshold, half: int, optimal: int) -> list[fig.Row]:
     sides = counts.false_positives, counts.false_negatives, counts.number
     return [
         count_row("f-DP(CP)", _HALF, counts.at(half)),
@@ -111,12 +94,12 @@ def _bounds(counts: CountsByThreshold, half: int, optimal: int) -> list[Row]:
 
 def _betting_rows(
     numbers: Sequence[int], noise: float, num_canaries: int, rng: np.random.Generator
-) -> list[Row]:
+) -> list[fig.Row]:
     """Return the betting bounds after these numbers of steps of one run with many canaries per step."""
     curve = Gaussian()
     wrong = rng.binomial(num_canaries, curve.balanced_error(1 / noise), max(numbers))
     query = BoundQuery(curve, DELTA, 1 - CONFIDENCE)
-    rows: list[Row] = []
+    rows: list[fig.Row] = []
     for number in numbers:
         betting = Betting(horizon=number, expected=1 / noise)
         bets = betting.start(num_canaries, query, by_coin=True, with_tails=False)
@@ -133,8 +116,8 @@ def _betting_rows(
     return rows
 
 
-def _panel(rows: FigureRows, epsilon: float) -> Panel:
-    return bounds_panel(
+def _panel(rows: fig.FigureRows, epsilon: float) -> fig.Panel:
+    return fig.bounds_panel(
         rows.only(claimed=epsilon),
         "observations",
         "observations per side (our one run: steps)",
@@ -145,50 +128,52 @@ def _panel(rows: FigureRows, epsilon: float) -> Panel:
     )
 
 
-def _share_above(rows: FigureRows) -> float:
+def _share_above(rows: fig.FigureRows) -> float:
     return sum(float(row["epsilon"] or 0) > float(row["claimed"] or 0) for row in rows) / len(rows)
 
 
-class SubsampledStep(Figure):
+class SubsampledStep(fig.Figure):
     """Trade-off curves of one Poisson-subsampled Gaussian step."""
 
-    def cells(self, _: Settings) -> list[Key]:
-        return crossed(curve=(_PLD, _GDP, _ADDED, _MEASURED))
+    def cells(self, _: fig.Settings) -> list[fig.Key]:
+        return fig.crossed(curve=(_PLD, _GDP, _ADDED, _MEASURED))
 
-    def measure(self, key: Key, work: Work) -> list[Row]:
+    def measure(self, key: fig.Key, work: fig.Work) -> list[fig.Row]:
         if key["curve"] == _MEASURED:
-            return rates_rows(*_empirical_rates(work))
+            return fig.rates_rows(*_empirical_rates(work))
         rate, noise = work.settings["canary_rate"], math.sqrt(work.settings["variance"])
         step = SubsampledGaussian(rate, 1)
         fpr = np.linspace(0, 1, work.settings["num_points"])
         if key["curve"] == _PLD:
-            return rates_rows(fpr, step.fnr(1 / noise, fpr))
+            return fig.rates_rows(fpr, step.fnr(1 / noise, fpr))
         if key["curve"] == _GDP:
             epsilon = epsilon_above(noise, rate, 1, DELTA)
             mu = Gaussian().with_epsilon(epsilon, DELTA)
-            return [{**row, "epsilon": epsilon, "mu": mu} for row in rates_rows(fpr, Gaussian().fnr(mu, fpr))]
+            return [
+                {**row, "epsilon": epsilon, "mu": mu} for row in fig.rates_rows(fpr, Gaussian().fnr(mu, fpr))
+            ]
         threshold = -special.ndtri(fpr)  # in units of the noise
         fnr = (1 - rate) * special.ndtr(threshold) + rate * special.ndtr(threshold - 1 / noise)
-        return rates_rows(fpr, fnr)
+        return fig.rates_rows(fpr, fnr)
 
-    def picture(self, rows: FigureRows, _: Settings) -> Picture:
-        marks = {_ADDED: Mark.DASHES, _MEASURED: Mark.POINTS}
+    def picture(self, rows: fig.FigureRows, _: fig.Settings) -> fig.Picture:
+        marks = {_ADDED: fig.Mark.DASHES, _MEASURED: fig.Mark.POINTS}
         series = [
             rows.only(curve=name).rates_series(
                 _LABELS.get(name, name), marks.get(name), every=8 if name == _MEASURED else 1
             )
             for name in rows.values("curve")
         ]
-        return Picture(panels=[rates_panel(series)])
+        return fig.Picture(panels=[fig.rates_panel(series)])
 
-    def tables(self, rows: FigureRows, _: Settings) -> list[Table]:
+    def tables(self, rows: fig.FigureRows, _: fig.Settings) -> list[fig.Table]:
         lines, shown = [], (0.01, 0.1, 0.25, 0.5, 0.75)
         for name in rows.values("curve"):
-            x, y = FigureRows(sorted(rows.only(curve=name), key=lambda row: float(row["fpr"] or 0))).rates
+            x, y = fig.FigureRows(sorted(rows.only(curve=name), key=lambda row: float(row["fpr"] or 0))).rates
             lines.append((_LABELS.get(name, name), *(f"{np.interp(fpr, x, y):.3f}" for fpr in shown)))
         epsilon, mu = (rows.values(name)[0] for name in ("epsilon", "mu"))
         return [
-            Table(
+            fig.Table(
                 title=f"False negative rate at false positive rates; epsilon = {epsilon:.2f}, mu = {mu:.2f}",
                 header=("curve", *(f"fpr = {fpr:g}" for fpr in shown)),
                 rows=lines,
@@ -196,7 +181,7 @@ class SubsampledStep(Figure):
         ]
 
 
-def _empirical_rates(work: Work) -> tuple[FloatArray, FloatArray]:
+def _empirical_rates(work: fig.Work) -> tuple[FloatArray, FloatArray]:
     """Sample scores and return both error rates at every threshold."""
     settings, rng = work.settings, work.generator()
     number, noise = settings["num_observations"], math.sqrt(settings["variance"])
@@ -216,21 +201,21 @@ def _with_optimal(thresholds: FloatArray, noise: float) -> FloatArray:
     return np.append(thresholds, Optimal(noise).threshold(DELTA))
 
 
-def _truth(settings: Settings) -> float:
+def _truth(settings: fig.Settings) -> float:
     return Gaussian().epsilon(1 / settings["noise"], DELTA)
 
 
-def _title(settings: Settings) -> str:
+def _title(settings: fig.Settings) -> str:
     return f"Mean epsilon of {settings['num_runs']} runs, truth {_truth(settings):.2f}"
 
 
-class BoundByThreshold(Figure):
+class BoundByThreshold(fig.Figure):
     """The bounds of four methods at every threshold of a grid."""
 
-    def cells(self, settings: Settings) -> list[Key]:
-        return crossed(run=range(settings["num_runs"]))
+    def cells(self, settings: fig.Settings) -> list[fig.Key]:
+        return fig.crossed(run=range(settings["num_runs"]))
 
-    def measure(self, _: Key, work: Work) -> list[Row]:
+    def measure(self, _: fig.Key, work: fig.Work) -> list[fig.Row]:
         settings = work.settings
         grid = _with_optimal(np.linspace(-3.5, 4.5, settings["num_thresholds"]), settings["noise"])
         [counts] = simulate_counts([settings["num_observations"]], grid, settings["noise"], work.generator())
@@ -240,29 +225,29 @@ class BoundByThreshold(Figure):
             for method in _METHODS
         ]
 
-    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
+    def picture(self, rows: fig.FigureRows, settings: fig.Settings) -> fig.Picture:
         edges = np.linspace(-3.5, 4.5, 41)
         scores = [
-            Series(
+            fig.Series(
                 label=f"scores {text} the canary",
                 x=list(edges),
                 y=list(np.diff(special.ndtr((edges - middle) / settings["noise"]))),
-                mark=Mark.STEPS,
+                mark=fig.Mark.STEPS,
             )
             for text, middle in (("without", 0.0), ("with", 1.0))
         ]
         truth = _truth(settings)
-        bounds = bounds_panel(rows, "threshold", "threshold", truth, title="bound at each threshold")
-        shares = Panel(
+        bounds = fig.bounds_panel(rows, "threshold", "threshold", truth, title="bound at each threshold")
+        shares = fig.Panel(
             title="expected distribution of scores",
             x_label="score",
             y_label="share",
             series=scores,
             x_range=(-3.5, 5.0),
         )
-        return Picture(panels=[bounds, shares], columns=2)
+        return fig.Picture(panels=[bounds, shares], columns=2)
 
-    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
+    def tables(self, rows: fig.FigureRows, settings: fig.Settings) -> list[fig.Table]:
         thresholds = np.array(sorted(rows.values("threshold")))
         optimal = float(thresholds[-1])
         near = [float(thresholds[np.abs(thresholds - at).argmin()]) for at in (-1.0, 0.0, 0.5, 1.0, 2.0, 3.0)]
@@ -272,22 +257,22 @@ class BoundByThreshold(Figure):
         ]
         at_w = max(rows.only(method=_APPROXIMATE, threshold=optimal).numbers("epsilon"))
         return [
-            Table(
+            fig.Table(
                 title=_title(settings),
                 header=("method", *(f"t = {at:.2f}" for at in near), f"w = {optimal:.2f}"),
                 rows=lines,
             ),
-            comparison_table([("(eps,delta)(CP) at the optimal threshold", "0", f"at most {at_w:.2f}")]),
+            fig.comparison_table([("(eps,delta)(CP) at the optimal threshold", "0", f"at most {at_w:.2f}")]),
         ]
 
 
-class ThresholdsByObservations(Figure):
+class ThresholdsByObservations(fig.Figure):
     """The bound at a few thresholds and at the optimal one, by number of observations."""
 
-    def cells(self, settings: Settings) -> list[Key]:
-        return crossed(run=range(settings["num_runs"]))
+    def cells(self, settings: fig.Settings) -> list[fig.Key]:
+        return fig.crossed(run=range(settings["num_runs"]))
 
-    def measure(self, _: Key, work: Work) -> list[Row]:
+    def measure(self, _: fig.Key, work: fig.Work) -> list[fig.Row]:
         settings = work.settings
         thresholds = _with_optimal(np.asarray(settings["thresholds"]), settings["noise"])
         rules = [*(f"threshold {value:g}" for value in thresholds[:-1]), f"optimal w = {thresholds[-1]:.2f}"]
@@ -300,13 +285,13 @@ class ThresholdsByObservations(Figure):
             rows += [{"observations": counts.number, **row} for row in bounds]
         return rows
 
-    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
+    def picture(self, rows: fig.FigureRows, settings: fig.Settings) -> fig.Picture:
         truth = _truth(settings)
-        return Picture(
-            panels=[bounds_panel(rows, "observations", "observations per side", truth, log_x=True)]
+        return fig.Picture(
+            panels=[fig.bounds_panel(rows, "observations", "observations per side", truth, log_x=True)]
         )
 
-    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
+    def tables(self, rows: fig.FigureRows, settings: fig.Settings) -> list[fig.Table]:
         powers = (10**3, 10**4, 5 * 10**4, 10**6, 10**7, 10**8, 25 * 10**7)
         shown = nearest(rows.values("observations"), powers)
         lines = [
@@ -314,11 +299,11 @@ class ThresholdsByObservations(Figure):
         ]
         header = ("method", *(f"{size:,}" for size in shown))
         return [
-            Table(title=_title(settings), header=header, rows=lines),
-            comparison_table([self._as_good(rows)]),
+            fig.Table(title=_title(settings), header=header, rows=lines),
+            fig.comparison_table([self._as_good(rows)]),
         ]
 
-    def _as_good(self, rows: FigureRows) -> tuple[str, str, str]:
+    def _as_good(self, rows: fig.FigureRows) -> tuple[str, str, str]:
         """Return how few observations the Gaussian curve needs to match the other bound with all of them."""
         sizes = rows.values("observations")
         rule = next(rule for rule in rows.values("rule") if rule.startswith("optimal"))

@@ -12,23 +12,7 @@ import numpy as np
 from scipy import special
 
 from dpaudit.accounting import SubsampledGaussian, epsilon_above, noise_for_epsilon
-from dpaudit.experiments.reproduction._figure import (
-    Figure,
-    FigureRows,
-    Key,
-    Mark,
-    Panel,
-    Picture,
-    Row,
-    Series,
-    Settings,
-    Table,
-    Work,
-    comparison_table,
-    crossed,
-    rates_panel,
-    rates_rows,
-)
+from dpaudit.experiments.reproduction import _figure as fig
 from dpaudit.experiments.reproduction._simulation import DELTA
 from dpaudit.stats import ApproximateDP, Gaussian, Laplace, PiecewiseLinear, RandomizedResponse, TradeOff
 from dpaudit.stats.tradeoffs import ratio_epsilon
@@ -40,7 +24,7 @@ _REGIONS = {_APPROXIMATE: _APPROXIMATE, "Gaussian mechanism": "Gaussian"}
 _ATTACK_FPR, _ATTACK_EPSILON = 0.23, 0.3  # the paper's red dot
 
 
-def _at_epsilon(name: str, settings: Settings) -> tuple[TradeOff, float]:
+def _at_epsilon(name: str, settings: fig.Settings) -> tuple[TradeOff, float]:
     """Return a family and the parameter of its member with the epsilon and delta of the figure."""
     epsilon = settings["epsilon"]
     if name == _APPROXIMATE:
@@ -53,27 +37,27 @@ def _at_epsilon(name: str, settings: Settings) -> tuple[TradeOff, float]:
     return family, family.with_epsilon(epsilon, DELTA)
 
 
-class TradeoffCurves(Figure):
+class TradeoffCurves(fig.Figure):
     """The trade-off curves of five mechanisms."""
 
-    def cells(self, _: Settings) -> list[Key]:
-        return crossed(mechanism=(_APPROXIMATE, _RESPONSE, "Laplace", "Gaussian", "DP-SGD"))
+    def cells(self, _: fig.Settings) -> list[fig.Key]:
+        return fig.crossed(mechanism=(_APPROXIMATE, _RESPONSE, "Laplace", "Gaussian", "DP-SGD"))
 
-    def measure(self, key: Key, work: Work) -> list[Row]:
+    def measure(self, key: fig.Key, work: fig.Work) -> list[fig.Row]:
         family, parameter = _at_epsilon(str(key["mechanism"]), work.settings)
         fpr = np.linspace(0, 1, work.settings["num_points"])
-        points = rates_rows(fpr, family.fnr(parameter, fpr))
+        points = fig.rates_rows(fpr, family.fnr(parameter, fpr))
         return [{"parameter": parameter, "symbol": family.symbol, **point} for point in points]
 
-    def picture(self, rows: FigureRows, _: Settings) -> Picture:
-        marks = dict.fromkeys((_RESPONSE, "DP-SGD"), Mark.DASHES)
+    def picture(self, rows: fig.FigureRows, _: fig.Settings) -> fig.Picture:
+        marks = dict.fromkeys((_RESPONSE, "DP-SGD"), fig.Mark.DASHES)
         series = [
             rows.only(mechanism=name).rates_series(_LABELS.get(name, name), marks.get(name))
             for name in rows.values("mechanism")
         ]
-        return Picture(panels=[rates_panel(series)])
+        return fig.Picture(panels=[fig.rates_panel(series)])
 
-    def tables(self, rows: FigureRows, _: Settings) -> list[Table]:
+    def tables(self, rows: fig.FigureRows, _: fig.Settings) -> list[fig.Table]:
         """Compare the curves by their smallest sum of error rates: the further below 1, the worse."""
         lines = []
         for name in rows.values("mechanism"):
@@ -85,22 +69,22 @@ class TradeoffCurves(Figure):
         gap = max(abs(a - b) for a, b in zip(first, second, strict=True))
         overlap = "randomized response and (eps,delta)-DP", "overlap", f"differ by at most {gap:.1g}"
         return [
-            Table(
+            fig.Table(
                 title="Success of the best attack, with equal weight on both error rates",
                 header=("mechanism", "parameter", "largest 1 - fpr - fnr"),
                 rows=lines,
             ),
-            comparison_table([overlap]),
+            fig.comparison_table([overlap]),
         ]
 
 
-class PrivacyRegions(Figure):
+class PrivacyRegions(fig.Figure):
     """The error rates allowed by (eps, delta)-DP and by the Gaussian mechanism, and an attack."""
 
-    def cells(self, _: Settings) -> list[Key]:
-        return crossed(region=(*_REGIONS, "attack"))
+    def cells(self, _: fig.Settings) -> list[fig.Key]:
+        return fig.crossed(region=(*_REGIONS, "attack"))
 
-    def measure(self, key: Key, work: Work) -> list[Row]:
+    def measure(self, key: fig.Key, work: fig.Work) -> list[fig.Row]:
         if key["region"] == "attack":
             return [self._attack()]
         family, parameter = _at_epsilon(_REGIONS[str(key["region"])], work.settings)
@@ -111,28 +95,28 @@ class PrivacyRegions(Figure):
             for x, a, b in zip(fpr, low, high, strict=True)
         ]
 
-    def _attack(self) -> Row:
+    def _attack(self) -> fig.Row:
         fpr, fnr = _ATTACK_FPR, 1 - _ATTACK_FPR * (math.exp(_ATTACK_EPSILON) + DELTA)
         rates = np.asarray(fpr), np.asarray(fnr)
         mu, epsilon = float(Gaussian().parameter(*rates)), float(ratio_epsilon(*rates, DELTA))
         return {"fpr": fpr, "low": fnr, "parameter": mu, "epsilon": epsilon}
 
-    def picture(self, rows: FigureRows, _: Settings) -> Picture:
+    def picture(self, rows: fig.FigureRows, _: fig.Settings) -> fig.Picture:
         """Draw each region as a closed line, and the attack as a point."""
         series = []
         for name in _REGIONS:
             x, low, high = (rows.only(region=name).numbers(side) for side in ("fpr", "low", "high"))
-            series.append(Series(label=name, x=[*x, *x[::-1]], y=[*low, *high[::-1]]))
+            series.append(fig.Series(label=name, x=[*x, *x[::-1]], y=[*low, *high[::-1]]))
         x, y = (rows.only(region="attack").numbers(side) for side in ("fpr", "low"))
-        series.append(Series(label="the paper's attack", x=x, y=y, mark=Mark.POINTS))
-        return Picture(panels=[rates_panel(series)])
+        series.append(fig.Series(label="the paper's attack", x=x, y=y, mark=fig.Mark.POINTS))
+        return fig.Picture(panels=[fig.rates_panel(series)])
 
-    def tables(self, rows: FigureRows, _: Settings) -> list[Table]:
+    def tables(self, rows: fig.FigureRows, _: fig.Settings) -> list[fig.Table]:
         mu = rows.only(region="Gaussian mechanism").values("parameter")[0]
         attack = rows.only(region="attack")[0]
         most = float(Gaussian().fnr(mu, np.asarray(_ATTACK_FPR)))
         return [
-            comparison_table(
+            fig.comparison_table(
                 [
                     ("mu of the Gaussian mechanism", "about 0.25", f"{mu:.4f}"),
                     ("epsilon of the attack with (eps,delta)-DP", "0.3", f"{attack['epsilon']:.4f}"),
@@ -143,23 +127,23 @@ class PrivacyRegions(Figure):
         ]
 
 
-class LineApproximation(Figure):
+class LineApproximation(fig.Figure):
     """Algorithm 4: a trade-off curve as the maximum of a few lines."""
 
-    def cells(self, settings: Settings) -> list[Key]:
+    def cells(self, settings: fig.Settings) -> list[fig.Key]:
         lines = [
             f"{n} lines, {spacing}" for n in settings["num_lines"] for spacing in ("linear", "logarithmic")
         ]
-        return crossed(mechanism=settings["mechanisms"], curve=(_EXACT, *lines))
+        return fig.crossed(mechanism=settings["mechanisms"], curve=(_EXACT, *lines))
 
-    def measure(self, key: Key, work: Work) -> list[Row]:
+    def measure(self, key: fig.Key, work: fig.Work) -> list[fig.Row]:
         """Compute a curve; for lines, also their distance from the exact curve and the epsilon they show."""
         curve = str(key["curve"])
         fpr = special.expit(np.linspace(-10, 10, work.settings["num_points"]))
         family, parameter = _at_epsilon(str(key["mechanism"]), work.settings)
         exact = family.fnr(parameter, fpr)
         if curve == _EXACT:
-            return rates_rows(fpr, exact)
+            return fig.rates_rows(fpr, exact)
         lines = _lines(family, parameter, curve)
         approximate = lines.fnr(1.0, fpr)
         epsilons, deltas = np.array(lines.epsilons)[:, None], np.array(lines.deltas)[:, None]
@@ -170,22 +154,22 @@ class LineApproximation(Figure):
         return [
             {**point, "least": float(least), "lost": float(gap), "concluded": concluded}
             for point, least, gap in zip(
-                rates_rows(fpr, approximate), printed, exact - approximate, strict=True
+                fig.rates_rows(fpr, approximate), printed, exact - approximate, strict=True
             )
         ]
 
-    def picture(self, rows: FigureRows, settings: Settings) -> Picture:
-        return Picture(panels=[self._panel(rows, name) for name in settings["mechanisms"]])
+    def picture(self, rows: fig.FigureRows, settings: fig.Settings) -> fig.Picture:
+        return fig.Picture(panels=[self._panel(rows, name) for name in settings["mechanisms"]])
 
-    def _panel(self, rows: FigureRows, name: str) -> Panel:
-        marks = {_EXACT: Mark.LINE}
+    def _panel(self, rows: fig.FigureRows, name: str) -> fig.Panel:
+        marks = {_EXACT: fig.Mark.LINE}
         series = [
-            rows.only(mechanism=name, curve=curve).rates_series(curve, marks.get(curve, Mark.DASHES))
+            rows.only(mechanism=name, curve=curve).rates_series(curve, marks.get(curve, fig.Mark.DASHES))
             for curve in rows.values("curve")
         ]
-        return rates_panel(series, name)
+        return fig.rates_panel(series, name)
 
-    def tables(self, rows: FigureRows, settings: Settings) -> list[Table]:
+    def tables(self, rows: fig.FigureRows, settings: fig.Settings) -> list[fig.Table]:
         lines = []
         for name in settings["mechanisms"]:
             for curve in rows.values("curve"):
@@ -203,7 +187,7 @@ class LineApproximation(Figure):
             f"epsilon shown by an optimal attack (truth {settings['epsilon']:g})",
             "largest fnr of their minimum",
         )
-        return [Table(title="Loss from a small number of lines", header=header, rows=lines)]
+        return [fig.Table(title="Loss from a small number of lines", header=header, rows=lines)]
 
 
 def _lines(family: TradeOff, parameter: float, curve: str) -> PiecewiseLinear:
