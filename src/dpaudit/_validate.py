@@ -28,22 +28,22 @@ _PERCENTAGES = "confidence", "power", "fraction"  # often given as a percentage
 MOST_CONFIDENT: Final = 1 - 1e-12
 
 
-def no_epsilon(keywords: Mapping[str, Any], instead: str) -> None:
+def no_epsilon(keywords: Mapping[str, Any], instead: str, *names: str) -> None:
     """Reject an epsilon among keywords: many mechanisms share it, and their steps differ."""
-    for name in ("epsilon", "target_epsilon"):
+    for name in names or ("epsilon", "target_epsilon"):
         if name in keywords:
             raise InputError(
                 f"{name}={keywords[name]} alone does not determine the privacy of a step; pass {instead}."
             )
 
 
-def reject_epsilon(instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def reject_epsilon(instead: str, *names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function that is called with an epsilon raise an ``InputError`` that names what to pass."""
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def checked(*args: P.args, **options: P.kwargs) -> R:
-            no_epsilon(options, instead)
+            no_epsilon(options, instead, *names)
             return function(*args, **options)
 
         return checked

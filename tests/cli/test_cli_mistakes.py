@@ -143,11 +143,11 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
     "confidence": (["--confidence", "1.2"], "--confidence must be at least 0.5 and below 1, got 1.2."),
     "delta": (["--delta", "-1"], "--delta must be at least 0 and below 1, got -1."),
     "threshold": (["--threshold", "nan"], "--threshold must be finite, got nan."),
-    "mixed": (
-        ["--epsilon", "1", "--noise-multiplier", "1"],
-        "--epsilon and --noise-multiplier are two claims",
+    "epsilon with steps": (["--epsilon", "1", "--num-steps", "3"], "--num-steps needs --noise-multiplier"),
+    "epsilon of noise": (
+        ["--epsilon", "0", "--noise-multiplier", "1", "--delta", "0.1"],
+        "--epsilon must be positive, got 0.",
     ),
-    "mixed with steps": (["--epsilon", "1", "--num-steps", "3"], "--epsilon and --num-steps are two claims"),
     "no noise": (["--sample-rate", "0.1", "--delta", "0.1"], "--sample-rate needs --noise-multiplier"),
     "half": (["--noise-multiplier", "1", "--num-steps", "3"], "together, got only --num-steps"),
     "no delta": (["--noise-multiplier", "1"], "--delta is required with a claim"),

@@ -53,11 +53,22 @@ def test_a_training_without_noise_has_no_claim_of_its_own():
     assert silent.audit(noise_multiplier=1.0).claim.epsilon > 0
 
 
-def test_an_epsilon_is_no_claim_of_steps():
+def test_an_epsilon_is_no_claim_without_the_numbers_of_the_steps():
     expected = r"epsilon=2\.0 alone does not determine .* pass noise_multiplier="
     for delta in (None, 1e-5):
         with pytest.raises(dpaudit.InputError, match=expected):
-            recorded(20).audit(epsilon=2.0, delta=delta)
+            recorded(20, read=NOTHING).audit(epsilon=2.0, delta=delta)
+    with pytest.raises(dpaudit.InputError, match="delta is missing"):
+        recorded(20, read=replace(READ, delta=None)).audit(epsilon=2.0)
+
+
+@pytest.mark.parametrize("is_whole", [False, True], ids=["numbers", "claim"])
+def test_an_epsilon_beside_the_numbers_is_compared_with_them(is_whole):
+    numbers = {"noise_multiplier": 1.0, "sample_rate": 0.05, "num_steps": 20, "delta": 1e-5}
+    given = {"claim": dpaudit.Claim.dpsgd(**numbers)} if is_whole else numbers
+    with observe_library(library(), **given, epsilon=1.0) as recorder:
+        assert [finding.name for finding in recorder.claim.facts.certain] == ["claimed-epsilon"]
+    assert recorded(20).audit(epsilon=1.0).refuted == ("mechanism",)
 
 
 def test_a_sample_rate_that_contradicts_the_training_is_told():

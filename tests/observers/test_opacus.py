@@ -535,13 +535,6 @@ def test_a_claim_says_what_was_read_from_where(train):
     assert "(read from the optimizer)" in result.details()
 
 
-def test_an_epsilon_is_answered_by_what_to_pass():
-    with pytest.raises(
-        dpaudit.InputError, match=r"epsilon=8 alone does not determine .* pass noise_multiplier="
-    ):
-        observe(None, epsilon=8)
-
-
 @pytest.mark.parametrize(("mode", "later"), [("hooks", True), ("ghost", False)], ids=["unfrozen", "frozen"])
 def test_parameters_that_change_during_the_run_are_refused_in_one_sentence(private, mode, later):
     """Canaries would be at other coordinates than their scores."""

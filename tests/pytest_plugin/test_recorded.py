@@ -63,6 +63,16 @@ def test_the_claim_of_the_real_training_is_passed_whole_or_as_numbers():
         fixture()(recorded(), claim=claim, delta=1e-5)
 
 
+def test_an_epsilon_that_the_parameters_do_not_have_fails_the_test():
+    numbers = {"num_steps": 200, "epsilon": 3.0}
+    assert "  finding  claimed-epsilon: Epsilon 3 was claimed" in failure(recorded(), **numbers)
+    claim = dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.05, num_steps=200, delta=1e-5)
+    assert "claimed-epsilon" in failure(recorded(), claim=claim, epsilon=3.0)
+    audit = fixture()
+    audit(recorded(), claim=claim, epsilon=5.0)
+    assert properties(audit)["dp_audit.1.numbers"].endswith(f" of 5 ({claim.epsilon:.2f})")
+
+
 def test_causes_know_the_numbers_of_the_training():
     assert "about 1/max_grad_norm: is it not scaled" in failure(
         recorded(lambda rng, _: rng.standard_normal(COUNT) / 4)

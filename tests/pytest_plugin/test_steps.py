@@ -110,6 +110,11 @@ def test_gradients_whose_norm_overflows_are_found():
     assert "Canaries of 1e+06 clipping norms" in message(releasing(limited))
 
 
+def test_an_epsilon_that_the_claim_does_not_have_fails_a_correct_step():
+    text = message(adding(lambda rng, _: rng.standard_normal(SIZE)), epsilon=2.0, num_steps=100)
+    assert "claimed-epsilon: Epsilon 2 was claimed; these parameters have 4.38" in text
+
+
 def test_a_mean_of_batch_size_ten_is_not_taken_for_a_canary_of_length_ten():
     step = adding(lambda rng, _: 0.7 * normal(rng))
     text = causes(message(lambda rows: step(rows) / 10, batch_size=10))

@@ -62,13 +62,13 @@ def test_a_claim_and_its_numbers_are_not_both_passed_to_an_audit():
         whole.audit(noise_multiplier=2.0)
 
 
-def test_an_epsilon_is_no_claim_of_steps():
-    for recorder in (recorder_of(5, 8, 1.0, seed=0), whole_run(4, num_steps=9)):
-        with pytest.raises(
-            dpaudit.InputError,
-            match=r"epsilon=2\.0 alone does not .* pass claim=Claim\.dpsgd\(",
-        ):
-            recorder.audit(epsilon=2.0)
+def test_an_epsilon_beside_a_whole_claim_is_compared_with_it():
+    for recorder in (recorder_of(40, 8, 1.0, seed=0), whole_run(40)):
+        result = recorder.audit(epsilon=0.1)
+        assert [finding.name for finding in result.findings] == ["claimed-epsilon"]
+        assert recorder.audit(claim=result.claim, epsilon=0.1).findings == result.findings
+        with pytest.raises(dpaudit.InputError, match=r"target_epsilon=2\.0 alone does not determine"):
+            recorder.audit(target_epsilon=2.0)
 
 
 COUNTING = [dpaudit.ClopperPearson(), dpaudit.JointExact(), dpaudit.Posterior(), dpaudit.KatzLog()]

@@ -7,6 +7,7 @@ batches is another :class:`NoiseModel` or :class:`Sampling`.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -14,10 +15,12 @@ from typing import Any, ClassVar, Protocol
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray
+from dpaudit.accounting._claimed_epsilon import DPSGDNumbers, compared
 from dpaudit.accounting._pld import epsilon_above, event_curve
 from dpaudit.accounting._subsampled import SubsampledGaussian
+from dpaudit.diagnostics import CheckResults
 from dpaudit.errors import InputError, quoted
-from dpaudit.stats import STEP, ApproximateDP, Claimed, ClaimPart, Gaussian, Hypothesis, TradeOff
+from dpaudit.stats import DEFAULT, STEP, ApproximateDP, Claimed, ClaimPart, Gaussian, Hypothesis, TradeOff
 
 EXAMPLE = "example"  # the unit of privacy unless another one is stated
 
@@ -229,29 +232,40 @@ class Claim(Claimed):
     """The claim that a mechanism ran, and with it the mechanism's privacy at ``delta``.
 
     ``gaussian``, ``dpsgd``, ``accounted``, ``approximate_dp`` and ``curve`` create the mechanisms of
-    :mod:`dpaudit.accounting`; the last two claim a curve of any mechanism.
+    :mod:`dpaudit.accounting`; the last two claim a curve of any mechanism. An ``epsilon`` beside the
+    parameters is the figure that was claimed of them, which :attr:`facts` compares with the accountant.
 
     >>> print(Claim.approximate_dp(epsilon=8.0, delta=1e-5))
     (epsilon, delta)-DP: epsilon = 8 at delta = 1e-05
     """
 
-    def __init__(self, mechanism: Mechanism, *, delta: float) -> None:
+    def __init__(self, mechanism: Mechanism, *, delta: float, epsilon: float | None = None) -> None:
         self._mechanism, self._delta = mechanism, _validate.delta(delta)
+        self._stated = None if epsilon is None else _validate.positive("epsilon", epsilon)
         run, step = mechanism.run_curve(self._delta), mechanism.step_curve(self._delta)
         self._tradeoff, self._parameter = run if step is None else step
         composed = run[0] if step not in (None, run) else None
         self._training = composed if isinstance(composed, SubsampledGaussian) else None
         delta_part = (ClaimPart(name="delta", value=self._delta),) if mechanism.parts else ()
-        self._parts = (*mechanism.parts, *delta_part)
+        stated_part = () if self._stated is None else (ClaimPart(name="epsilon", value=self._stated),)
+        self._parts = (*mechanism.parts, *delta_part, *stated_part)
 
     @classmethod
-    def gaussian(cls, *, noise_multiplier: float, delta: float) -> Claim:
+    def gaussian(cls, *, noise_multiplier: float, delta: float, epsilon: float | None = None) -> Claim:
         """Claim one Gaussian step with noise of ``noise_multiplier`` times the sensitivity."""
         noise = White(_validate.noise_multiplier(noise_multiplier))
-        return cls(GaussianStep(noise=noise), delta=delta)
+        return cls(GaussianStep(noise=noise), delta=delta, epsilon=epsilon)
 
     @classmethod
-    def dpsgd(cls, *, noise_multiplier: float, sample_rate: float, num_steps: int, delta: float) -> Claim:
+    def dpsgd(
+        cls,
+        *,
+        noise_multiplier: float,
+        sample_rate: float,
+        num_steps: int,
+        delta: float,
+        epsilon: float | None = None,
+    ) -> Claim:
         """Claim DP-SGD: Gaussian steps with Poisson subsampling.
 
         ``Observations(..., scores_of=...)`` states what a score is of: "step", one step whose batch always
@@ -262,7 +276,7 @@ class Claim(Claimed):
         noise = White(_validate.noise_multiplier(noise_multiplier))
         sampling = Poisson(_validate.sample_rate(sample_rate))
         mechanism = DPSGDRun(noise=noise, sampling=sampling, num_steps=_validate.num_steps(num_steps))
-        return cls(mechanism, delta=delta)
+        return cls(mechanism, delta=delta, epsilon=epsilon)
 
     @classmethod
     def approximate_dp(cls, *, epsilon: float, delta: float) -> Claim:
@@ -276,9 +290,9 @@ class Claim(Claimed):
         return cls(AnyMechanism(tradeoff, parameter), delta=delta)
 
     @classmethod
-    def accounted(cls, event: Any, *, delta: float) -> Claim:
+    def accounted(cls, event: Any, *, delta: float, epsilon: float | None = None) -> Claim:
         """Claim the privacy of a ``dp_accounting.DpEvent``; each observation covers the whole event."""
-        return cls(Accounted(event), delta=delta)
+        return cls(Accounted(event), delta=delta, epsilon=epsilon)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -307,6 +321,7 @@ class Claim(Claimed):
     def with_sources(self, sources: Mapping[str, tuple[str, str]]) -> Claim:
         """Return the same claim whose numbers have these sources and origins; see :class:`ClaimPart`."""
         claim = copy.copy(self)
+        vars(claim).pop("facts", None)  # which depend on the sources
         claim._parts = tuple(
             replace(number, source=sources[number.name][0], origin=sources[number.name][1])
             if number.name in sources
@@ -315,13 +330,43 @@ class Claim(Claimed):
         )
         return claim
 
+    def with_epsilon(self, epsilon: float | None) -> Claim:
+        """Return the same claim with the figure that was claimed of its parameters; None changes nothing."""
+        if epsilon is None or epsilon == self._stated:
+            return self
+        if self._stated is not None:
+            raise InputError(f"epsilon must be that of the claim, {self._stated:g}, got {epsilon:g}.")
+        claim = Claim(self._mechanism, delta=self._delta, epsilon=epsilon)
+        return claim.with_sources({part.name: (part.source, part.origin) for part in self._parts})
+
     @cached_property
     def epsilon(self) -> float:
         return self._mechanism.epsilon(self._delta)
 
+    @cached_property
+    def facts(self) -> CheckResults:
+        """What contradicts the epsilon that was claimed beside the parameters, if one was."""
+        if self._stated is None:
+            return CheckResults()
+        run, numbers = self._mechanism, None
+        if isinstance(run, DPSGDRun | GaussianStep):
+            numbers = DPSGDNumbers(
+                noise=run.noise.std,
+                sample_rate=run.sampling.rate,
+                num_steps=getattr(run, "num_steps", 1),
+                delta=self._delta,
+            )
+        is_whole = all(part.source != DEFAULT for part in self._parts)
+        return compared(self._stated, self.epsilon, self._delta, numbers, is_whole=is_whole)
+
+    @property
+    def refuted_epsilon(self) -> float:
+        return math.inf if self._stated is None or not self.facts.certain else self._stated
+
     @property
     def summary(self) -> str:
-        return f"{self._description}: epsilon = {self.epsilon:.4g} at delta = {self._delta:g}"
+        claimed = "" if self._stated is None else f", claimed as {self._stated:.12g}"
+        return f"{self._description}: epsilon = {self.epsilon:.4g} at delta = {self._delta:g}{claimed}"
 
     @property
     def _description(self) -> str:

@@ -16,7 +16,11 @@ panel = partial(partial, typer.Option)
 _claim, _output = panel(rich_help_panel="Claim"), panel(rich_help_panel=OUTPUT_PANEL)
 
 Epsilon: TypeAlias = Annotated[
-    float | None, _claim(help="Epsilon that you claim for the step or run behind each score.")
+    float | None,
+    _claim(
+        help="Epsilon that you claim for the step or run behind each score. Beside --noise-multiplier, it is "
+        "compared with the accountant."
+    ),
 ]
 Delta: TypeAlias = Annotated[
     float | None, _claim(help="Delta of the claim. Without a claim, bounds use 1e-5.")
@@ -51,7 +55,7 @@ Json: TypeAlias = Annotated[bool, _output("--json", help="Print one JSON object.
 
 _FORMS = (
     "--epsilon and --delta, or --noise-multiplier and --delta, or --noise-multiplier, --sample-rate, "
-    "--num-steps and --delta"
+    "--num-steps and --delta; --epsilon beside these is compared with the accountant"
 )
 
 
@@ -89,17 +93,20 @@ class ClaimOptions:
     def claim(self) -> dpaudit.Claim | None:
         """The stated claim, if any."""
         self._check()
-        if self.epsilon is not None:
+        if self.noise_multiplier is None and self.epsilon is not None:
             return dpaudit.Claim.approximate_dp(epsilon=self.epsilon, delta=self._given_delta)
         if self.noise_multiplier is None:
             return None
         if self.sample_rate is None or self.num_steps is None:
-            return dpaudit.Claim.gaussian(noise_multiplier=self.noise_multiplier, delta=self._given_delta)
+            return dpaudit.Claim.gaussian(
+                noise_multiplier=self.noise_multiplier, delta=self._given_delta, epsilon=self.epsilon
+            )
         return dpaudit.Claim.dpsgd(
             noise_multiplier=self.noise_multiplier,
             sample_rate=self.sample_rate,
             num_steps=self.num_steps,
             delta=self._given_delta,
+            epsilon=self.epsilon,
         )
 
     @property
@@ -130,8 +137,6 @@ class ClaimOptions:
 
     def _check(self) -> None:
         noise = self._given("--noise-multiplier", "--sample-rate", "--num-steps")
-        if self.epsilon is not None and noise:
-            raise InputError(f"--epsilon and {noise[0]} are two claims; pass {_FORMS}.")
         if noise and "--noise-multiplier" not in noise:
             raise InputError(f"{noise[0]} needs --noise-multiplier; pass {_FORMS}.")
         if len(noise) == 2:

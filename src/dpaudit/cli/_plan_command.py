@@ -81,6 +81,7 @@ class PlanResult:
                 "epsilon": plain(self.claim.epsilon),
                 "delta": self.claim.delta,
             },
+            "diagnosis": None if (facts := self.claim.diagnosed()) is None else facts.to_dict(),
             "confidence": self.confidence,
             "power": self.power,
             "plans": [plan.to_dict() for plan in self.plans],
@@ -111,7 +112,7 @@ class PlanOptions:
         claim, leak = self.claimed.required, self._leak()
         if leak is None:
             self._size()
-        elif self.claimed.epsilon is not None:  # a claim by noise needs an accountant, which may be slow
+        elif self.claimed.noise_multiplier is None:  # a claim by noise needs an accountant, which may be slow
             leak.parameter(claim, claim.hypothesis(None))
         _validate.fraction("power", self.power)
         _validate.confidence(self.confidence)
@@ -193,7 +194,7 @@ def print_planned(console: Console, planned: PlanResult, *, verbose: bool, quiet
     power, confidence = map(_validate.percent, (planned.power, planned.confidence))
     console.print()
     basis = f"detected {power} of the time at {confidence} confidence"
-    print_rows(console, [("claim", planned.claim.summary), ("basis", basis)])
+    print_rows(console, [("claim", planned.claim.summary), *_facts(planned.claim), ("basis", basis)])
     console.print()
     print_table(console, _plans(planned.plans) if planned.plans else _leaks(planned))
     if verbose:
@@ -201,6 +202,12 @@ def print_planned(console: Console, planned: PlanResult, *, verbose: bool, quiet
         console.print(_assumed())
     if not planned.is_found and planned.leaks:
         console.print("\nTry a larger size, or pass --true-epsilon to compute how many scores are needed.")
+
+
+def _facts(claim: dpaudit.Claim) -> list[tuple[str, str]]:
+    """Return labeled lines on what is known of the claim without an audit."""
+    labels = {"finding": claim.facts.certain, "to check": claim.facts.to_check, "note": claim.facts.notes}
+    return [(label, str(text)) for label, texts in labels.items() for text in texts]
 
 
 def _assumed() -> str:

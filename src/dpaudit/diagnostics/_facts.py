@@ -108,8 +108,19 @@ UPDATED = {
     ),
 }
 
-# Settings of Opacus, read from the prepared training.
+# Settings of Opacus, read from the prepared training, and of the claim itself.
 PREPARED = {
+    "claimed-epsilon": (
+        "whether the claimed epsilon is at least that of the claimed parameters",
+        "The parameters that are claimed lose more privacy than the figure that is claimed.",
+        "was epsilon computed for other steps, or another sample rate, delta or noise multiplier?",
+    ),
+    "rounded-epsilon": (
+        "whether the claimed epsilon is that of the claimed parameters, rounded down",
+        "A figure that is rounded down promises more than the parameters give.",
+        "",
+        "an epsilon with two decimals",
+    ),
     "noise-multiplier": (
         "whether the optimizer's noise multiplier is the one that is claimed and accounted for",
         "Epsilon is computed for the noise in the accounting, not for the noise in use.",

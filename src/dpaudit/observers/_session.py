@@ -50,7 +50,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 MIXTURE = Mixture()
 _MISSING = object()
-NUMBERS = ("noise_multiplier", "sample_rate", "num_steps", "delta")  # of a claim
+NUMBERS = ("noise_multiplier", "sample_rate", "num_steps", "delta", "epsilon")  # of a claim
 
 
 class AuditOptions(TypedDict, total=False):
@@ -66,6 +66,8 @@ class AuditOptions(TypedDict, total=False):
     """The planned number of steps, by default the number of recorded ones."""
     delta: float | None
     """The delta of the claim, by default what the library states."""
+    epsilon: float | None
+    """The epsilon that was claimed of these numbers, which is compared with that of the accountant."""
     confidence: float
     """The confidence of bound and tests together, by default 0.95."""
     tests: bool
@@ -90,7 +92,7 @@ def observer(observe: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(observe)
     def checked(*args: P.args, **options: P.kwargs) -> R:
-        _validate.no_epsilon(options, CLAIM_PARTS)
+        _validate.no_epsilon(options, CLAIM_PARTS, "target_epsilon")
         for name in options.keys() - parameters.keys():
             raise TypeError(f"{observe.__name__}() got an unexpected keyword argument {name!r}")
         return observe(*args, **options)
@@ -192,13 +194,11 @@ def claimed_numbers(claim: Claim | None, **numbers: Any) -> tuple[Claim | None, 
         return None, DPSGDParams(**numbers)
     if not isinstance(claim, Claim):
         raise InputError(f"claim must be a Claim such as Claim.dpsgd(...), got {claim!r}.")
-    twice = [name for name, number in numbers.items() if number is not None]
-    if twice:
-        raise InputError(
-            f"Pass either claim=... or {twice[0]}=..., not both: the claim contains its numbers."
-        )
+    claim = claim.with_epsilon(numbers.pop("epsilon", None))
+    if twice := [name for name, number in numbers.items() if number is not None]:
+        raise InputError(f"Pass either claim=... or {twice[0]}=..., not both: a claim has its numbers.")
     values: dict[str, Any] = {number.name: number.value for number in claim.parts} | {"delta": claim.delta}
-    if values.keys() == numbers.keys() and claim.unit == "example":
+    if values.keys() - {"epsilon"} == numbers.keys() and claim.unit == "example":
         return None, DPSGDParams(**values)
     return claim, DPSGDParams(num_steps=None if claim.training is None else claim.training.num_steps)
 

@@ -51,7 +51,7 @@ _NO_BATCHES = (
 OTHERS_REPLACED = (
     f"other gradients were replaced by zeros: their sum did not look like one of clipped ones; {_NO_BATCHES}"
 )
-_STEP_CLAIM = "claim=..., such as Claim.gaussian(noise_multiplier=..., delta=...) for one step"
+_STEP_CLAIM = "claim=..., such as Claim.gaussian(noise_multiplier=..., delta=..., epsilon=...) for one step"
 _OWN_NOISE, _POSITIONS = 3, 5  # purposes of random streams, besides those of CanaryPlan and of native audits
 _NUM_CANARIES = 64
 _ROWS_COMPILED = 16  # a step that JAX compiles has a multiple of this number of rows

@@ -116,6 +116,7 @@ class DpAudit:
         *,
         claim: Claim,
         max_grad_norm: float,
+        epsilon: float | None = None,
         gradients: Any = None,
         num_parameters: int | None = None,
         batch_size: float | None = None,
@@ -127,11 +128,14 @@ class DpAudit:
     ) -> AuditOutcome:
         """Audit a function from per-example gradients to a privatized gradient, as in ``observe_step``.
 
+        ``epsilon`` is the figure that was claimed beside the parameters of ``claim``.
         ``gradients`` are those of other examples; without them, ``num_parameters`` is the gradient's length.
         ``leaves`` are the sizes of the parameters that a gradient consists of. The default canary is that of
         ``observe_step``, or ``Mixed()`` if the claim is not about Gaussian noise and only the bound counts.
         """
         __tracebackhide__ = True
+        _validate.instance("claim", claim, Claim, "a Claim such as Claim.gaussian(...)")
+        claim = claim.with_epsilon(epsilon)
         if canary is None:
             canary = _MIXED if claimed_noise(claim) is None else _MIXTURE
         others = _other_gradients(gradients, num_parameters)

@@ -220,6 +220,9 @@ def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagn
         return
 
     from dpaudit import _validate  # noqa: PLC0415  # loads numpy
+    from dpaudit.stats import claimed_figure  # noqa: PLC0415
+
+    claimed = claimed_figure(result.claim.epsilon, result.claim.parts)
 
     factor, reached = result.power.noise_factor, _validate.rounded_down(result.bound.epsilon)
     values = (
@@ -230,7 +233,7 @@ def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagn
         f"{result.bound.confidence:.6g}",
         findings,
         to_check,
-        f"epsilon >= {reached} of {_validate.rounded(result.claim.epsilon)}",
+        f"epsilon >= {reached} of {claimed}",
     )
     _record(node, number, values)
 

@@ -36,6 +36,7 @@ SAME_RATE = 0.01  # rates derived from batches and from examples differ by less
 class DPSGDParams:
     """The four numbers of a claim; None where a number is not known, or not yet known.
 
+    ``epsilon`` is the figure that was claimed beside them.
     ``noises`` are the successive noise multipliers of a run that changed them; none of them is the claim.
     ``origins`` name what each number was read from, such as "the optimizer".
     """
@@ -44,12 +45,13 @@ class DPSGDParams:
     sample_rate: float | None = None
     num_steps: int | None = None
     delta: float | None = None
+    epsilon: float | None = None
     noises: tuple[float, ...] | None = None
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def overridden(self, other: DPSGDParams) -> DPSGDParams:
         """Return these numbers, replaced by those of ``other`` where known."""
-        overrides = {name: getattr(other, name) for name in (*_MISSING, "noises")}
+        overrides = {name: getattr(other, name) for name in (*_MISSING, "epsilon", "noises")}
         return replace(self, **{name: value for name, value in overrides.items() if value is not None})
 
     def require_valid(self) -> DPSGDParams:
@@ -58,12 +60,16 @@ class DPSGDParams:
         for name in _MISSING:
             if (value := getattr(self, name)) is not None:
                 getattr(_validate, name)(value)
+        if self.epsilon is not None:
+            _validate.positive("epsilon", self.epsilon)
         return self
 
     def known(self, *names: str) -> dict[str, Any]:
         """Return the named numbers, by default all four; raise an ``InputError`` that names a missing one."""
         for name in names or _MISSING:
             if getattr(self, name) is None:
+                if name == "noise_multiplier" and self.epsilon is not None and not self.noises:
+                    _validate.no_epsilon({"epsilon": self.epsilon}, CLAIM_PARTS)
                 raise InputError(
                     f"{name} is missing ({self._why_missing(name)}); pass it to the observer or to audit()."
                 )
@@ -145,17 +151,15 @@ class ReadClaim:
         return {**vars(self), "_read": FrozenValue(self._read())}
 
     def pop_params(self, keywords: dict[str, Any]) -> DPSGDParams:
-        """Remove the parts of a claim from the keywords of ``audit()`` and return them; reject an epsilon."""
-        if self._fixed is not None:
-            _validate.no_epsilon(keywords, _WHOLE_CLAIM)
-            if numbers := [name for name in _MISSING if name in keywords]:
-                raise InputError(
-                    f"{numbers[0]} cannot be passed, because this recorder has a whole claim "
-                    f"({self._fixed}); pass {_WHOLE_CLAIM} instead."
-                )
-            return UNKNOWN
-        _validate.no_epsilon(keywords, CLAIM_PARTS)
-        return DPSGDParams(**{name: keywords.pop(name) for name in _MISSING if name in keywords})
+        """Remove the parts of a claim from the keywords of ``audit()`` and return them."""
+        _validate.no_epsilon(keywords, CLAIM_PARTS, "target_epsilon")
+        if self._fixed is not None and (numbers := [name for name in _MISSING if name in keywords]):
+            raise InputError(
+                f"{numbers[0]} cannot be passed, because this recorder has a whole claim "
+                f"({self._fixed}); pass {_WHOLE_CLAIM} instead."
+            )
+        names = (*_MISSING, "epsilon")
+        return DPSGDParams(**{name: keywords.pop(name) for name in names if name in keywords})
 
     def params(self, num_done: int, overrides: DPSGDParams = UNKNOWN) -> DPSGDParams:
         """Return the parameters known so far."""
@@ -168,7 +172,7 @@ class ReadClaim:
         Raise an ``InputError`` if the run is longer than claimed, unless it ``may_be_longer``.
         """
         if self._fixed is not None:
-            return self._fixed
+            return self._fixed.with_epsilon(overrides.epsilon)
         params = self.params(num_done, overrides)
         if params.num_steps is not None and num_done > params.num_steps and not may_be_longer:
             raise InputError(
@@ -178,7 +182,9 @@ class ReadClaim:
         sources = self._sources(overrides)
         key = params, tuple(source for source, _ in sources.values())
         if key not in self._claims:
-            self._claims[key] = Claim.dpsgd(**params.known()).with_sources(sources)
+            # of a run that changed its noise, epsilon is composed of all of it
+            epsilon = None if params.noises else params.epsilon
+            self._claims[key] = Claim.dpsgd(**params.known(), epsilon=epsilon).with_sources(sources)
         return self._claims[key]
 
     def _sources(self, overrides: DPSGDParams) -> dict[str, tuple[str, str]]:
@@ -226,12 +232,19 @@ class ReadClaim:
 
     def remarks(self, overrides: DPSGDParams) -> tuple[str, ...]:
         """Return contradictions between claim and training run that per-step scores do not reveal."""
-        read = self._read().sample_rate
-        claimed = self._given.overridden(overrides).sample_rate
-        if read is None or claimed is None or math.isclose(read, claimed, rel_tol=SAME_RATE):
-            return ()
+        read, given = self._read(), self._given.overridden(overrides)
+        remarks = []
+        if read.noises and given.epsilon is not None:
+            remarks.append(
+                f"the claimed epsilon {given.epsilon:.12g} is not compared with the parameters: the noise "
+                "multiplier changed during the run"
+            )
+        rate, claimed = read.sample_rate, given.sample_rate
+        if rate is None or claimed is None or math.isclose(rate, claimed, rel_tol=SAME_RATE):
+            return tuple(remarks)
         return (
-            f"the claimed sample_rate={claimed:g} differs from the {read:g} of the training run: epsilon is "
+            *remarks,
+            f"the claimed sample_rate={claimed:g} differs from the {rate:g} of the training run: epsilon is "
             "computed from the claimed rate, which per-step scores do not test",
         )
 

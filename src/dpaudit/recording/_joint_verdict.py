@@ -235,8 +235,8 @@ class RunTests:
             except UntestedError as error:
                 gaps.append(f"{_UNTESTED}{error}")
         if diagnosis is not None:
-            result = replace(result, diagnosis=diagnosis)
             gaps += diagnosis.not_covered
+        result = replace(result, diagnosis=result.claim.diagnosed(diagnosis))
         general = self._general_gaps(gaps, diagnosis, covers_sampling=covers_sampling)
         not_covered = tuple(dict.fromkeys([*gaps, *general, *_NEVER_COVERED]))
         return replace(result, not_covered=not_covered, specific=tuple(dict.fromkeys(gaps)))

@@ -15,6 +15,7 @@ from dpaudit.accounting import Claim
 from dpaudit.diagnostics import BatchRecord, Diagnosis, ObservedStep, RunCheck
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import (
+    CLAIM_PARTS,
     UNKNOWN,
     DPSGDParams,
     FrozenValue,
@@ -253,8 +254,9 @@ class Recorder:
         """Return one verdict on the claim from bound and tests; keywords are as in :func:`dpaudit.audit`.
 
         The recorder of an observer also accepts any part of the claim: ``noise_multiplier``, ``sample_rate``,
-        ``num_steps`` or ``delta``. ``confidence`` is that of bound and tests together. A recorder without
-        noise accepts ``tests`` of the same run, such as :class:`dpaudit.Diagnostics`; False skips all tests.
+        ``num_steps`` or ``delta``, and any recorder the ``epsilon`` that was claimed beside them.
+        ``confidence`` is that of bound and tests together. A recorder without noise accepts ``tests`` of the
+        same run, such as :class:`dpaudit.Diagnostics`; False skips all tests.
 
         By default the bound rests on the bets behind :meth:`live`: one test, which is valid even if the run
         was stopped because of the live bound, and if the canaries of one step are dependent. Another method
@@ -300,9 +302,12 @@ class Recorder:
         self._require_steps()
         self.scorer.require_fair(is_over=True)
         may_be_longer = self.scorer.covers_sampling
-        if claim is not None and overrides != UNKNOWN:
+        if claim is not None and replace(overrides, epsilon=None) != UNKNOWN:
             raise InputError("Pass either claim=... or its numbers, not both.")
-        claim = claim or self._claims.claim(self.num_done, overrides, may_be_longer=may_be_longer)
+        if claim is None:
+            claim = self._claims.claim(self.num_done, overrides, may_be_longer=may_be_longer)
+        else:
+            claim = claim.with_epsilon(overrides.epsilon)
         self.scorer.require_signal(claim)
         return claim, self.scorer.observations(claim)
 
@@ -315,6 +320,7 @@ class Recorder:
             raise InputError(
                 "These are scores of single steps, not one score per canary for the whole run; use audit()."
             )
+        _validate.no_epsilon(numbers, CLAIM_PARTS)
         claim, _ = self._auditable(None, self._claims.pop_params(numbers))
         if numbers:
             raise TypeError(f"one_run_bound() got an unexpected keyword argument {next(iter(numbers))!r}")

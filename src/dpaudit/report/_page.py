@@ -29,7 +29,7 @@ from dpaudit.report._plots import (
 )
 from dpaudit.report._run import Run
 from dpaudit.report._svg import table
-from dpaudit.stats import Verdict
+from dpaudit.stats import Verdict, claimed_figure
 
 COMPARISON_HEADER = (
     "run",
@@ -48,7 +48,7 @@ def comparison_row(run: Run) -> list[str]:
     return [
         run.name,
         f"{run.block.mark} {run.block.title}",
-        rounded(run.claim.epsilon),
+        claimed_figure(run.claim.epsilon, run.claim.parts),
         rounded_down(run.bound.epsilon),
         "none" if leak is None or math.isinf(leak.epsilon) else rounded(leak.epsilon, ROUND_CEILING),
     ]

@@ -7,7 +7,7 @@ what reports write and read (``SCHEMA_VERSION``, ``plain``, ``number``, ``summar
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._audit import audit, audit_recorded, audit_untuned, default_method, guesses_of, lower_bound
-from dpaudit.stats._block import Block, details, errors_line, summary
+from dpaudit.stats._block import Block, claimed_figure, details, errors_line, summary
 from dpaudit.stats._bound import DEFAULT, GIVEN, LARGEST, READ, Bound, ClaimPart, Power, number, plain
 from dpaudit.stats._counts import ErrorCounts, Guesses, StepErrors, StepScores
 from dpaudit.stats._estimate import Estimate, scale_notes
@@ -147,6 +147,7 @@ __all__ = [
     "audit_recorded",
     "audit_untuned",
     "chunks",
+    "claimed_figure",
     "default_method",
     "details",
     "errors_line",

@@ -143,6 +143,7 @@ def _audit_guesses(
         bound_p_value=partial(guessed_p_value, guesses, hypothesis.tradeoff),
         notes=scale_notes(observations),
         observations=observations,
+        diagnosis=claim.diagnosed(),
         no_estimate=(
             "The scores of one run may be dependent, which an estimate of the noise does not account for."
         ),
@@ -198,6 +199,7 @@ def audit_untuned(
         # a canary that is sampled scores its sample rate on average
         notes=scale_notes(observations, getattr(hypothesis.tradeoff, "sample_rate", 1.0)),
         observations=observations,
+        diagnosis=claim.diagnosed(),
         not_covered=(_ONLY_SCORES,),
     )
 

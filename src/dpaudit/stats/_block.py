@@ -142,21 +142,41 @@ def _numbers(document: Mapping[str, Any]) -> str:
     if document["verdict"] is None:
         return f"epsilon >= {_validate.rounded_down(_number(bound['epsilon']))} at delta {bound['delta']:g}"
     reached, claimed, symbol = _number(bound["epsilon"]), _number(claim["epsilon"]), "epsilon"
+    stated = _stated_epsilon(claim)
+    note = f" (these parameters: {_validate.rounded(claimed)})" if stated else ""
     if document["verdict"] == "UNDERPOWERED":
-        target = "this claim" if math.isnan(claimed) else f"a claim of epsilon {_validate.rounded(claimed)}"
-        return f"{_size(document)} cannot test {target}"
-    note = ""
+        figure = stated or _validate.rounded(claimed)
+        target = "this claim" if math.isnan(claimed) else f"a claim of epsilon {figure}"
+        return f"{_size(document)} cannot test {target}{note}"
     if math.isnan(reached) or math.isnan(claimed):  # the accountant gave up
         reached, claimed = _number(bound["parameter"]), _number(claim["parameter"])
-        symbol, note = bound["symbol"], " (no epsilon)"
+        symbol, stated, note = bound["symbol"], None, " (no epsilon)"
     is_refuted = "privacy" in document["refuted"]
     low, high = _distinguished(reached, claimed) if is_refuted else _both(reached, claimed, 2)
     shown = f"{symbol} >= {low}" if math.isfinite(reached) else f"no finite {symbol}"
-    if is_refuted:
-        return f"{shown}, but {high} is claimed{note}"
-    if document["refuted"]:
-        return f"{shown}; the claimed {high} is for another mechanism"
-    return f"{shown} of {high} claimed{note}"
+    if is_refuted and reached <= float(stated or 0):
+        return f"{shown}, but these parameters have {high} ({stated} is claimed)"
+    return shown + _compared(document["refuted"], stated or high, note)
+
+
+def _compared(refuted: Collection[str], claimed: str, note: str) -> str:
+    """Return how a bound compares with the claimed figure."""
+    if "privacy" in refuted:
+        return f", but {claimed} is claimed{note}"
+    return f"; the claimed {claimed} is for another mechanism" if refuted else f" of {claimed} claimed{note}"
+
+
+def _stated_epsilon(claim: Mapping[str, Any]) -> str | None:
+    """Return the epsilon that was claimed beside the parameters, as it was written; None without any."""
+    return next(
+        (f"{part['value']:.12g}" for part in claim.get("parts", ()) if part["name"] == "epsilon"), None
+    )
+
+
+def claimed_figure(epsilon: float, parts: Collection[ClaimPart]) -> str:
+    """Return the epsilon of a claim's parameters, after the figure that was claimed of them, if any."""
+    stated = _stated_epsilon({"parts": [part.to_dict() for part in parts]})
+    return _validate.rounded(epsilon) if stated is None else f"{stated} ({_validate.rounded(epsilon)})"
 
 
 def _both(reached: float, claimed: float, digits: int) -> tuple[str, str]:
@@ -194,8 +214,7 @@ def _unclaimed_rows(document: Mapping[str, Any], confidence: float) -> Iterator[
 
 def _rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str, str]]:
     claim, diagnosis = document["claim"], document.get("diagnosis") or {}
-    description = claim.get("description")
-    yield "claim", f"{description}; delta = {claim['delta']:g}" if description else claim["summary"]
+    yield "claim", _claim_text(claim)
     if text := _read(claim.get("parts", ())):
         yield "read", text
     findings, causes = diagnosis.get("findings", []), document.get("likely_causes", [])[:1]
@@ -221,6 +240,14 @@ def _rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str,
         yield "needed", needed["sentence"]
     hidden = len(findings) - num_findings, len(to_check) - 1, len(notes) - num_notes
     yield "basis", ", ".join(_basis(document, confidence, hidden, strength))
+
+
+def _claim_text(claim: Mapping[str, Any]) -> str:
+    if not claim.get("description"):
+        return str(claim["summary"])
+    stated = _stated_epsilon(claim)
+    epsilon = f", epsilon = {stated}" if stated else ""
+    return f"{claim['description']}; delta = {claim['delta']:g}{epsilon}"
 
 
 def to_check_text(fact: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from dpaudit._html import alone
 from dpaudit._plotting import draw_tradeoff
 from dpaudit._provenance import of_audit
-from dpaudit.diagnostics import Diagnosis, Finding, holm, joint_causes
+from dpaudit.diagnostics import CheckResults, Diagnosis, Finding, holm, joint_causes
 from dpaudit.errors import InputError, ViolationError
 from dpaudit.stats._block import Block, details
 from dpaudit.stats._bound import Bound, ClaimPart, Power, plain
@@ -119,7 +119,7 @@ class Result:
         """
         level = 1 - self.confidence
         smallest = min(1.0, self._bound_p_value * level / (1 - self.bound.confidence))
-        if self.diagnosis is not None:
+        if self.diagnosis is not None and (self.diagnosis.checks or self.findings):
             tested = {check.name for check in self.diagnosis.checks}
             if any(finding.name not in tested for finding in self.findings):
                 return 0.0
@@ -153,7 +153,8 @@ class Result:
         The bound refutes the first; the tests refute the second, after which the claimed epsilon says nothing
         about this run.
         """
-        privacy = (PRIVACY,) if self.bound.parameter > self.hypothesis.parameter else ()
+        is_above = self.bound.parameter > self.hypothesis.parameter
+        privacy = (PRIVACY,) if is_above or self.bound.epsilon > self.claim.refuted_epsilon else ()
         return (*privacy, MECHANISM) if self.findings else privacy
 
     @property
@@ -365,6 +366,22 @@ class Claimed(ABC):
     @abstractmethod
     def delta(self) -> float:
         """The claimed delta."""
+
+    @property
+    def facts(self) -> CheckResults:
+        """What is known of the claim without observations."""
+        return CheckResults()
+
+    @property
+    def refuted_epsilon(self) -> float:
+        """The epsilon that was claimed of the parameters, if it is too small for them, otherwise infinity."""
+        return math.inf
+
+    def diagnosed(self, diagnosis: Diagnosis | None = None) -> Diagnosis | None:
+        """Return the diagnosis with the facts about the claim, which have no part in its error rate."""
+        if self.facts == CheckResults():
+            return diagnosis
+        return (diagnosis or Diagnosis.of((), confidence=1.0)).joined(self.facts)
 
     @property
     def parts(self) -> tuple[ClaimPart, ...]:

@@ -44,7 +44,7 @@ _ONE_RANK = (
 )
 
 
-@_validate.reject_epsilon(CLAIM_PARTS)
+@_validate.reject_epsilon(CLAIM_PARTS, "target_epsilon")
 @session
 def observe(
     optimizer: DPOptimizer,
@@ -58,6 +58,7 @@ def observe(
     sample_rate: float | None = None,
     num_steps: int | None = None,
     delta: float | None = None,
+    epsilon: float | None = None,
     loader: Any = None,
     module: Any = None,
     criterion: Callable[..., Any] | None = None,
@@ -72,7 +73,8 @@ def observe(
     ``optimizer`` is the one that ``make_private`` returned. Canaries pass through its own clipping, sum and
     noise, and are subtracted before the update, so that the weights are the same as without the audit, up to
     rounding. The claim is ``claim``, or its parameters are read from the optimizer, its accountant or
-    ``loader``, unless passed here or to ``audit()``. Batches are tested if ``loader`` is the loader that
+    ``loader``, unless passed here or to ``audit()``; an ``epsilon`` that was claimed is compared with theirs.
+    Batches are tested if ``loader`` is the loader that
     ``make_private`` returned. ``module`` is the model that it returned, which ghost clipping needs;
     elsewhere, it gives the parameters their names and is checked for layers that mix examples. ``seed`` is
     the random seed of the audit, by default from the operating system. ``callbacks`` receive the live bound
@@ -100,7 +102,12 @@ def observe(
     check_unobserved(optimizer)
     _check_canary(canary, held_out, criterion, sampling=sampling, ranks=ranks)
     claim, numbers = claimed_numbers(
-        claim, noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
+        claim,
+        noise_multiplier=noise_multiplier,
+        sample_rate=sample_rate,
+        num_steps=num_steps,
+        delta=delta,
+        epsilon=epsilon,
     )
     seed = ranks.agree_on(fresh_seed(seed))
     coordinates = CoordinateSample.of([parameter.numel() for parameter in optimizer.params])
