@@ -7,8 +7,7 @@ process of its own. Finished runs are kept in `.blind-cache`, by the state of th
 run continues. A fault counts as detected if every seed detects it, a twin as flagged if one does. `--write`
 writes `docs/data/blind.csv`.
 
-The held-out half is for measurement only: do not read its files. Its misses are printed with `--details` only.
-`--details`.
+The held-out half is for measurement only: do not read its files. `--details` prints its misses.
 """
 
 from __future__ import annotations
