@@ -1,4 +1,4 @@
-"""What the faults of the blind benchmark share: the value that describes one, and small private trainings.
+"""What the faults of the blind benchmark share: the value that describes one, and small private training runs.
 
 The faults were written without sight of how dpaudit detects anything. Each has a correct twin that looks
 nearly the same. A scenario builds one of the two; the loops train and audit it as the README says.
@@ -63,7 +63,7 @@ EXPECTED_BATCH = 75
 
 
 class Case(Protocol):
-    """A training that can be audited, and replayed if its loop has a step function."""
+    """A training run that can be audited, and replayed if its loop has a step function."""
 
     can_replay: bool
 

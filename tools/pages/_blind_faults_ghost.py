@@ -161,7 +161,7 @@ GHOST = (
         " criterion.",
         why="Its gradient is added to p.grad without clipping. The twin's criterion contains the penalty,"
         " per example.",
-        expected=r"loss|criterion|backward|unclipped|not clipped|bypass|beside",
+        expected=r"loss|criterion|backward|unclipped|not clipped|bypass|beside|added to the sum after",
         words=r"loss|criterion|norm|clip|one example",
         scenario=auxiliary_loss,
     ),

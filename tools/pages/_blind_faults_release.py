@@ -306,9 +306,9 @@ RELEASE = (
         name="noise-seeded-per-parameter",
         group=NOISE,
         library="opacus",
-        text="The noise generator is seeded anew for each parameter, with the same number.",
+        text="The noise generator is seeded again for each parameter, with the same number.",
         why="Two layers of one shape get equal noise: their difference is released without any. The twin"
-        " seeds one stream per step from a secret that nobody knows.",
+        " seeds one stream per step from a secret that is not published.",
         expected=r"same (prng )?key|same seed|same (random )?(noise|numbers)|one stream|share",
         words=r"noise|seed",
         scenario=noise_seeded_per_parameter,
@@ -342,7 +342,7 @@ RELEASE = (
         group=NOISE,
         library="opacus",
         text="Embeddings of tokens that no example of the batch contains get no noise.",
-        why="A row that is exactly zero says that nobody in the batch used the token. The twin zeroes a"
+        why="A row that is exactly zero says that the token is in no text of the batch. The twin zeroes a"
         " fixed row, whatever the batch.",
         expected=r"zero|without noise|no noise|depend.* (gradient|sum|batch|data)|mask|sparse|"
         r"some coordinates",

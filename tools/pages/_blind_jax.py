@@ -1,4 +1,4 @@
-"""Small private trainings with JAX Privacy, for the blind benchmark."""
+"""Small private training runs with JAX Privacy, for the blind benchmark."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Step = Callable[[Any, Any, Any, Any], Any]
 
 @dataclass
 class JaxLoop:
-    """A training with JAX Privacy: ``step(grad_fn, privatizer, state, batch)`` for each batch."""
+    """A training run with JAX Privacy: ``step(grad_fn, privatizer, state, batch)`` for each batch."""
 
     grad_fn: Any
     privatizer: Any

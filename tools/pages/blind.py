@@ -41,7 +41,7 @@ TIMEOUT = 300  # seconds per run, on a busy machine
 HALVES = {"development": DEVELOPMENT, "held-out": HELD_OUT, "all": (*DEVELOPMENT, *HELD_OUT)}
 HEAD = ("group", "fault", "library", "half", "at defaults", "with replay", "cause", "twin")
 OPEN = re.compile(
-    r"not clear|unclear|unknown|no single|several|candidates?|one of|can (do|cause) this|cannot tell",
+    r"not clear|unclear|unknown|no single|several|candidates?|one of|can (do|cause) this|cannot be decided",
     re.I,
 )
 LIST = re.compile(r",[^,?]*,? or |; or ", re.I)
@@ -103,7 +103,7 @@ def _code_state(scenario: str) -> str:
 
 
 def _in_a_process(job: Job) -> dict[str, Any]:
-    """Run the job in a fork, so that nothing of one training is left in the next."""
+    """Run the job in a fork, so that nothing of one run is left in the next."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
