@@ -1,4 +1,4 @@
-"""What the faults of the blind benchmark share: the value that describes one, and small private training runs.
+"""What the faults of the blind benchmark share: their description, and small private training runs.
 
 The faults were written without sight of how dpaudit detects anything. Each has a correct twin that looks
 nearly the same. A scenario builds one of the two; the loops train and audit it as the README says.
