@@ -41,7 +41,6 @@ NAMES = [
     "LiveBound",
     "Mislabelled",
     "MissingExtraError",
-    "Mixed",
     "Mixture",
     "Observations",
     "Optimal",

@@ -137,7 +137,7 @@ def test_gradients_that_are_not_finite_end_the_audit_with_a_warning_and_the_rest
     "canary",
     [
         dpaudit.Constant(),
-        dpaudit.Mixed(),
+        dpaudit.Mixture(short=False),
         dpaudit.RandomDirection(moving=True),
         dpaudit.Dirac(0.5, moving=True),
     ],

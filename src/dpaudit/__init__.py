@@ -49,7 +49,6 @@ __all__ = [
     "LiveBound",
     "Mislabelled",
     "MissingExtraError",
-    "Mixed",
     "Mixture",
     "Observations",
     "Optimal",

@@ -112,7 +112,6 @@ def test_a_confidence_that_is_none_is_refused(confidence):
         ),
         ({"signal": 1 / 64}, "which is 1/64: if a mean is released, pass batch_size="),
         ({"signal": 0.0}, "the canary does not reach the release"),
-        ({"signal": 1.0, "spread_signal": 3.0}, "is each coordinate or parameter clipped separately?"),
         ({"signal": 3.0, "canary_scale": 10.0}, "3 times the clipping norm"),
         ({"findings": ["leaf-correlation"]}, "the same PRNG key or seed"),
         ({"findings": ["repeated-noise"]}, "reseeded"),

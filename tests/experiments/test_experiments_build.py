@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from dpaudit.canaries import Adversarial, Blank, Constant, Crafted, Dirac, Mislabelled, Mixed, RandomDirection
+from dpaudit.canaries import (
+    Adversarial,
+    Blank,
+    Constant,
+    Crafted,
+    Dirac,
+    Mislabelled,
+    Mixture,
+    RandomDirection,
+)
 from dpaudit.experiments import Config
 from dpaudit.experiments._build import Experiment, build, load_data, model_for, resolve
 from dpaudit.experiments.config import _schema
@@ -90,9 +99,9 @@ SETTINGS: list[tuple[tuple[str, ...], Callable[[Experiment], Any], Any]] = [
     (("audit.mode=end-to-end",), lambda one: type(one.audit), EndToEnd),
     (("audit.canary.kind=dirac", "audit.canary.scale=3.0"), lambda one: one.audit.canary, Dirac(scale=3.0)),
     (
-        ("audit.canary.kind=mixed", "audit.canary.moving=true"),
+        ("audit.canary.kind=mixture", "audit.canary.moving=true"),
         lambda one: one.audit.canary,
-        Mixed(moving=True),
+        Mixture(moving=True),
     ),
     (("audit.canary.kind=constant",), lambda one: one.audit.canary, Constant()),
     (("audit.canary.kind=random-direction",), lambda one: one.audit.canary, RandomDirection()),

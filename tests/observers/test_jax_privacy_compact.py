@@ -16,7 +16,7 @@ from dpaudit.observers.jax_privacy import _canaries, observe
 from dpaudit.observers.jax_privacy._clipping import JaxClip, function_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
-KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixed, dpaudit.RandomDirection]
+KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixture, dpaudit.RandomDirection]
 BATCH = (INPUTS[:10], TARGETS[:10])
 
 

@@ -19,7 +19,7 @@ from dpaudit.observers.opacus import observe
 
 VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
 MODES = ["hooks", "functorch", "ew", "ghost"]
-KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixed, dpaudit.RandomDirection]
+KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixture, dpaudit.RandomDirection]
 
 
 def test_correct_training_is_not_flagged_in_95_percent_of_seeds_and_tight_in_most(train, seeds):

@@ -15,7 +15,7 @@ from dpaudit.observers.opacus import _clipping, _gradient_canaries, observe
 from dpaudit.observers.opacus._clipping import CoordinateIndex, GhostClip, PerSampleClip, clip_for
 from dpaudit.observers.opacus._gradient_canaries import CanaryRoom
 
-KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixed, dpaudit.RandomDirection]
+KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixture, dpaudit.RandomDirection]
 SETTINGS = {
     "flat": {},
     "per-layer": OTHER_KINDS["per-layer clipping"],
@@ -52,7 +52,7 @@ def require_equal(compact, full):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_compact_canaries_score_like_full_rows(train, monkeypatch, kind, setting):
-    observer = {"canary": kind(moving=kind is dpaudit.Mixed), "num_canaries": 24}
+    observer = {"canary": kind(moving=kind is dpaudit.Mixture), "num_canaries": 24}
     options = {"num_steps": 10, "noise_multiplier": 0.5, "observer": observer, **SETTINGS[setting]}
     require_equal(*both(train, monkeypatch, **options))
 

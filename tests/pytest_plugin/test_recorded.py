@@ -90,11 +90,9 @@ def test_a_summary_of_scores_states_their_noise_with_its_interval_and_the_signal
     assert found.noise == pytest.approx(math.sqrt(energy / count))
     assert (found.low, found.high) == pytest.approx((low, high))
     assert found.signal == pytest.approx(present.mean() - absent.mean())
-    assert found.spread_signal is None
     assert not found.is_crowded
     assert found.known(1.0) == {
         "signal": found.signal,
-        "spread_signal": None,
         "is_crowded": False,
         "canary_scale": FACTS.canary_scale,
         "batch_size": 32,

@@ -86,7 +86,8 @@ def test_correct_training_is_not_flagged_in_95_percent_of_seeds(train, seeds, au
 # A kind of canaries is the same in every mode, so each kind is in one, or two.
 MODES_AND_CANARIES = [
     (OneRun, dpaudit.Dirac()),
-    (OneRun, dpaudit.Mixed()),
+    (OneRun, dpaudit.Mixture()),
+    (TwoBatches, dpaudit.Mixture()),
     (OneRun, dpaudit.Constant(moving=True)),
     (TwoBatches, dpaudit.Dirac()),
     (TwoBatches, dpaudit.RandomDirection(moving=True)),

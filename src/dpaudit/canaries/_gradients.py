@@ -294,45 +294,6 @@ class RandomDirection(GradientCanary):
         return _interleaved(rng.standard_normal((rows, num_canaries), dtype=np.float32), num_parameters)
 
 
-@dataclass(frozen=True)
-class Mixed(GradientCanary):
-    """Half ``Dirac`` canaries; the other half share the remaining coordinates evenly.
-
-    This reveals a norm that is computed correctly for one coordinate but not for many, and also a single
-    coordinate that is treated differently from the others. Each half needs coordinates: with more than half
-    as many canaries as parameters, the other half have one coordinate each as well.
-
-    >>> np.abs(Mixed().directions(2, 5, np.random.default_rng(0)).dense())
-    array([[0. , 0. , 0. , 0. , 1. ],
-           [0.5, 0.5, 0.5, 0.5, 0. ]])
-    """
-
-    @staticmethod
-    def num_narrow(num_canaries: int) -> int:
-        """Return the number of canaries on a single coordinate; they come first."""
-        return num_canaries // 2
-
-    def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
-        narrow = self.num_narrow(num_canaries)
-        single = np.sort(rng.choice(num_parameters, narrow, replace=False, shuffle=False))
-        rest = np.setdiff1d(np.arange(num_parameters), single, assume_unique=True)
-        wide = _deal(rest, num_canaries - narrow)
-        signs = rng.integers(0, 2, wide.shape[1]) * 2.0 - 1.0
-        values = np.zeros((len(wide), num_canaries))
-        values[0, :narrow] = 1.0
-        values[:, narrow:] = (wide >= 0) * signs / np.sqrt((wide >= 0).sum(axis=0))
-        coordinates = np.hstack([np.tile(single, (len(wide), 1)), np.maximum(wide, 0)])
-        return Directions(values, coordinates, num_parameters)
-
-
-def _deal(coordinates: IntArray, num_canaries: int) -> IntArray:
-    """Assign coordinates to canaries round-robin: one column per canary, padded with -1."""
-    rows = math.ceil(coordinates.size / num_canaries)
-    filled = np.full(rows * num_canaries, -1)
-    filled[: coordinates.size] = coordinates
-    return filled.reshape(rows, num_canaries)
-
-
 def _interleaved(values: np.ndarray, num_parameters: int) -> Directions:
     """Assign parameters to canaries round-robin, so that each canary reaches every layer."""
     filled = np.array(values, dtype=np.float32, order="C")  # so that reshape below returns a view

@@ -275,7 +275,6 @@ def likely_causes(
     *,
     interval: tuple[float, float] | None = None,
     signal: float | None = None,
-    spread_signal: float | None = None,
     is_crowded: bool = False,
     canary_scale: float | None = None,
     batch_size: float | None = None,
@@ -288,8 +287,7 @@ def likely_causes(
 
     ``noise_ratio`` is the noise divided by the claimed noise, and ``interval`` its confidence interval.
     ``signal`` is the difference between the scores of present and absent canaries: 1 if canaries are clipped,
-    ``canary_scale`` if not. ``spread_signal`` is the same for canaries that are spread over many coordinates,
-    if ``signal`` is not. ``is_crowded`` means that the signal depends on the number of canaries present.
+    ``canary_scale`` or more if not. ``is_crowded`` means that it depends on the number of canaries present.
     ``findings`` are names of findings, and ``own_causes`` the causes that tests found themselves, by name; if
     a finding locates missing or repeated noise, no cause is derived from the ratio.
 
@@ -301,7 +299,7 @@ def likely_causes(
     if own_causes.get("step-correlation") == CORRELATED_BY_DESIGN:  # or by accident: both are named
         causes.append(own_causes.pop("step-correlation"))
     if signal is not None:
-        causes += _signal_causes(signal, spread_signal, is_crowded, canary_scale, batch_size)
+        causes += _signal_causes(signal, is_crowded, canary_scale, batch_size)
     is_silent = noise_ratio is not None and noise_ratio < NO_NOISE
     if not is_silent:  # without noise, findings about the noise add nothing
         causes += [own_causes.get(name, kind_of(name).question) for name in root_findings(names)]
@@ -386,23 +384,14 @@ def _ratios_of_settings(
 
 
 def _signal_causes(
-    signal: float,
-    spread: float | None,
-    is_crowded: bool,
-    canary_scale: float | None,
-    batch_size: float | None,
+    signal: float, is_crowded: bool, canary_scale: float | None, batch_size: float | None
 ) -> list[str]:
     """Return causes for a canary whose norm in the release is not the clipping norm.
 
     A signal that is too small is not a leak, but it may hide one.
     """
     if _near(signal, 1):
-        if spread is None or spread <= 1 + _SIGNAL_TOLERANCE:
-            return []
-        return [
-            "a canary on one coordinate is clipped, but one spread over many reaches the release at "
-            f"{spread:.3g} times the clipping norm: is each coordinate or parameter clipped separately?"
-        ]
+        return []
     if is_crowded:
         return [f"the strength of a canary depends on the number of others in the batch: {_JOINT_CLIP}"]
     strength = f"the canary reaches the release at {signal:.3g} times the clipping norm"
@@ -423,6 +412,8 @@ def _signal_causes(
 def _matching_signal_causes(signal: float, canary_scale: float | None, batch_size: float | None) -> list[str]:
     """Return causes that the parameters of this audit explain."""
     scale, size = canary_scale or math.nan, batch_size or math.nan
+    if signal > 1e3 * scale:  # as the mean of canaries of 1.5 to 1e6 clipping norms
+        scale = signal
     explained = (
         (
             scale if scale > 1 else math.nan,

@@ -48,7 +48,6 @@ SCORES_OF_MODES: Final = {
 GRADIENT_CANARIES: Final[Mapping[str, Callable[..., canaries.GradientCanary]]] = {
     "dirac": canaries.Dirac,
     "constant": canaries.Constant,
-    "mixed": canaries.Mixed,
     "mixture": canaries.Mixture,
     "random-direction": canaries.RandomDirection,
 }

@@ -16,7 +16,7 @@ import pytest
 from dpaudit import _validate
 from dpaudit._interrupts import machine_fault
 from dpaudit.accounting import Claim
-from dpaudit.canaries import GradientCanary, Mixed, Mixture
+from dpaudit.canaries import GradientCanary, Mixture
 from dpaudit.diagnostics import Diagnosis, Diagnostics, Leaves, likely_causes
 from dpaudit.diagnostics._diagnosis import joint_causes
 from dpaudit.errors import InputError
@@ -39,7 +39,6 @@ from dpaudit.stats._block import to_check_text
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-_MIXTURE, _MIXED = Mixture(), Mixed()
 _OF_STEP = "_dpaudit_of_step"  # attribute of an exception that the tested step has raised
 # verdicts, weak audits if pytest turns warnings into failures, and requests to stop
 _MEANT = (
@@ -131,13 +130,13 @@ class DpAudit:
         ``epsilon`` is the figure that was claimed beside the parameters of ``claim``.
         ``gradients`` are those of other examples; without them, ``num_parameters`` is the gradient's length.
         ``leaves`` are the sizes of the parameters that a gradient consists of. The default canary is that of
-        ``observe_step``, or ``Mixed()`` if the claim is not about Gaussian noise and only the bound counts.
+        ``observe_step``, without short ones if the claim is not about Gaussian noise: only the bound counts.
         """
         __tracebackhide__ = True
         _validate.instance("claim", claim, Claim, "a Claim such as Claim.gaussian(...)")
         claim = claim.with_epsilon(epsilon)
         if canary is None:
-            canary = _MIXED if claimed_noise(claim) is None else _MIXTURE
+            canary = Mixture(short=claimed_noise(claim) is not None)
         others = _other_gradients(gradients, num_parameters)
         try:
             recorder = observe_step(

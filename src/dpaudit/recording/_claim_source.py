@@ -28,7 +28,7 @@ CLAIM_PARTS = (
     "noise_multiplier=..., sample_rate=... and num_steps=... of the claim (noise_for_epsilon() returns the "
     "noise multiplier of an epsilon)"
 )
-_WHOLE_CLAIM = "claim=Claim.dpsgd(noise_multiplier=..., sample_rate=..., num_steps=..., delta=...)"
+WHOLE_CLAIM = "claim=Claim.dpsgd(noise_multiplier=..., sample_rate=..., num_steps=..., delta=...)"
 SAME_RATE = 0.01  # rates derived from batches and from examples differ by less
 
 
@@ -150,16 +150,15 @@ class ReadClaim:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_read": FrozenValue(self._read())}
 
-    def pop_params(self, keywords: dict[str, Any]) -> DPSGDParams:
-        """Remove the parts of a claim from the keywords of ``audit()`` and return them."""
-        _validate.no_epsilon(keywords, CLAIM_PARTS, "target_epsilon")
-        if self._fixed is not None and (numbers := [name for name in _MISSING if name in keywords]):
+    def overrides(self, **numbers: Any) -> DPSGDParams:
+        """Return the numbers of a claim that were passed to ``audit()``; raise if the claim is fixed."""
+        passed = {name: number for name, number in numbers.items() if number is not None}
+        if self._fixed is not None and (parts := [name for name in _MISSING if name in passed]):
             raise InputError(
-                f"{numbers[0]} cannot be passed, because this recorder has a whole claim "
-                f"({self._fixed}); pass {_WHOLE_CLAIM} instead."
+                f"{parts[0]} cannot be passed, because this recorder has a whole claim ({self._fixed}); pass "
+                f"{WHOLE_CLAIM} instead."
             )
-        names = (*_MISSING, "epsilon")
-        return DPSGDParams(**{name: keywords.pop(name) for name in names if name in keywords})
+        return DPSGDParams(**passed)
 
     def params(self, num_done: int, overrides: DPSGDParams = UNKNOWN) -> DPSGDParams:
         """Return the parameters known so far."""

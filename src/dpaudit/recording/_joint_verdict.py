@@ -1,7 +1,8 @@
 """One verdict from bound and tests: their shares of the error rate, what is not covered, and likely causes.
 
-:class:`RunTests` are the tests of a recorder. :class:`ScoreSummary` estimates noise and signal from the
-scores, as clues to the cause of a violation; no verdict rests on them.
+:class:`RunTests` are the tests of a recorder, and :class:`ShownBounds` says whether the run may have ended
+because of its bound. :class:`ScoreSummary` estimates noise and signal from the scores, as clues to the cause
+of a violation; no verdict rests on them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import scipy
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
-from dpaudit.canaries import GradientCanary, Mixed
+from dpaudit.canaries import GradientCanary
 from dpaudit.diagnostics import (
     CheckResults,
     ClaimedStep,
@@ -30,7 +31,7 @@ from dpaudit.diagnostics import (
 )
 from dpaudit.errors import InputError, quoted
 from dpaudit.recording._claim_source import ReadClaim, TrainingInfo, UntestedError, claimed_noise
-from dpaudit.stats import Result
+from dpaudit.stats import Betting, Fixed, Inference, Predictable, Result, ThresholdRule
 
 _MIN_STEPS = 30  # needed to decide whether the signal depends on the number of present canaries
 _CERTAIN = 6.0  # standard errors
@@ -305,7 +306,6 @@ class ScoreSummary:
     low: float  # lower end of the interval for the noise
     high: float
     signal: float
-    spread_signal: float | None
     is_crowded: bool
     facts: TrainingInfo | None
 
@@ -316,24 +316,18 @@ class ScoreSummary:
         square, count = float(np.mean(absent**2)), absent.size
         levels = 0.9995, 0.0005  # the interval is wide to avoid false hints
         low, high = (math.sqrt(square * count / scipy.stats.chi2.ppf(level, count)) for level in levels)
-        narrow, spread = _signals(scores, present, facts)
         return cls(
             noise=math.sqrt(square),
             low=low,
             high=high,
-            signal=narrow,
-            spread_signal=spread,
+            signal=_signal(scores, present, facts),
             is_crowded=_is_crowded(scores, present),
             facts=facts,
         )
 
     def known(self, claimed: float | None) -> dict[str, Any]:
         """Return keyword arguments for ``likely_causes``. Too much noise causes no leak."""
-        clues: dict[str, Any] = {
-            "signal": self.signal,
-            "spread_signal": self.spread_signal,
-            "is_crowded": self.is_crowded,
-        }
+        clues: dict[str, Any] = {"signal": self.signal, "is_crowded": self.is_crowded}
         if self.facts is not None:
             clues["canary_scale"] = self.facts.canary_scale
             clues["batch_size"], clues["max_grad_norm"] = self.facts.batch_size, self.facts.max_grad_norm
@@ -347,21 +341,11 @@ class ScoreSummary:
         return clues
 
 
-def _signals(
-    scores: FloatArray, present: BoolArray, facts: TrainingInfo | None
-) -> tuple[float, float | None]:
-    """Return the mean score excess of present canaries: those on one coordinate, and spread ones."""
-    count = scores.shape[1]
-    if facts and isinstance(facts.canary, GradientCanary):  # short ones arrive as they are
-        counted = count - facts.canary.num_excluded(count)
+def _signal(scores: FloatArray, present: BoolArray, facts: TrainingInfo | None) -> float:
+    """Return the mean score excess of the present canaries that are not short."""
+    if facts and isinstance(facts.canary, GradientCanary):
+        counted = scores.shape[1] - facts.canary.num_excluded(scores.shape[1])
         scores, present = scores[:, :counted], present[:, :counted]
-    narrow = facts.canary.num_narrow(count) if facts and isinstance(facts.canary, Mixed) else 0
-    if narrow == 0:
-        return _signal(scores, present), None
-    return _signal(scores[:, :narrow], present[:, :narrow]), _signal(scores[:, narrow:], present[:, narrow:])
-
-
-def _signal(scores: FloatArray, present: BoolArray) -> float:
     if present.all() or not present.any():
         return math.nan
     return float(scores[present].mean() - scores[~present].mean())
@@ -378,3 +362,56 @@ def _is_crowded(scores: FloatArray, present: BoolArray) -> bool:
     fit = scipy.stats.linregress(counts, means)
     change = abs(fit.slope) * counts.mean()  # if the number of present canaries doubles
     return bool(abs(fit.slope) > _CERTAIN * fit.stderr and change > 0.2 * abs(means.mean()))
+
+
+class ShownBounds:
+    """Whether bounds of a run were shown, and whether the run may have ended because of one."""
+
+    def __init__(self, planned: int | None) -> None:
+        self._planned = planned
+        self.is_closed = False  # whether the run was marked as over
+        self.any = False
+        self.early = False  # whether one was shown before the end
+
+    def note_step(self) -> None:
+        """Note that the run continues: if a bound was shown, it was before the end, and may be the reason."""
+        self.early, self.is_closed = self.early or self.any, False
+
+    def note(self, num_done: int) -> None:
+        """Note that a bound is shown; unless the run is over, it may be ended because of that."""
+        self.any = True
+        self.early = self.early or not self.is_over(num_done)
+
+    def is_over(self, num_done: int) -> bool:
+        """Return whether the run has ended."""
+        return self.is_closed or num_done == self._planned
+
+    def is_last(self, num_done: int) -> bool:
+        """Return whether no audit with tests can follow, on more steps; a run that is over may continue."""
+        return self._planned is None or num_done > self._planned or self.is_over(num_done)
+
+    def may_have_stopped(self, num_done: int) -> bool:
+        """Return whether the number of steps may depend on the scores."""
+        return self.early and num_done != self._planned
+
+    def require_stoppable(
+        self, inference: Inference | None, rule: ThresholdRule | None, num_done: int
+    ) -> None:
+        """Raise on a method that needs a number of steps that does not depend on the scores."""
+        if not self.may_have_stopped(num_done):
+            return
+        is_inference = not isinstance(inference, Betting | None)
+        if is_inference or not isinstance(rule, Fixed | Predictable | None):
+            method = inference if is_inference else rule
+            problem = f"{method!r} would not have its stated error rate. Use Betting(), pass"
+            raise InputError(self.stopped(problem, num_done))
+
+    def stopped(self, problem: str, num_done: int) -> str:
+        """Return the message of an error: what the possible end because of a bound makes impossible."""
+        planned = self._planned
+        ends = "a run of unplanned length" if planned is None else f"{num_done} of {planned} steps"
+        return (
+            f"The number of steps must not depend on the scores, but after {ends} a bound was shown before "
+            f"the end: {problem} num_steps= to the observer and run all of them, or show the bound only "
+            "after the end."
+        )

@@ -203,8 +203,11 @@ class PerStep:
 
     def clues(self, claim: object, facts: TrainingInfo | None) -> dict[str, Any]:
         """Return what the scores show of the cause of a violation."""
-        clues = ScoreSummary.of(*self._log.counted(), facts).known(claimed_noise(claim))
-        if self._log.is_tested:  # a test of each shape and length knows more than the mean over all
+        noise = claimed_noise(claim)
+        clues = ScoreSummary.of(*self._log.counted(), facts).known(noise)
+        if (
+            self._log.is_tested and noise is not None
+        ):  # a test of each shape and length knows more than the mean over all
             clues = {name: clue for name, clue in clues.items() if "signal" not in name}
         return clues
 

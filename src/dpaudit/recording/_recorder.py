@@ -15,8 +15,8 @@ from dpaudit.accounting import Claim
 from dpaudit.diagnostics import BatchRecord, Diagnosis, ObservedStep, RunCheck
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import (
-    CLAIM_PARTS,
     UNKNOWN,
+    WHOLE_CLAIM,
     DPSGDParams,
     FrozenValue,
     ReadClaim,
@@ -25,6 +25,7 @@ from dpaudit.recording._claim_source import (
 )
 from dpaudit.recording._joint_verdict import (
     RunTests,
+    ShownBounds,
     SupportsDiagnose,
     has_more_tests,
     is_test_of_noise,
@@ -32,7 +33,14 @@ from dpaudit.recording._joint_verdict import (
 )
 from dpaudit.recording._per_step import LiveBound, PerStep, Trajectory
 from dpaudit.recording._whole_run import WholeRun
-from dpaudit.stats import Betting, Bound, Fixed, Inference, Observations, Predictable, Result, ThresholdRule
+from dpaudit.stats import (
+    Bound,
+    Inference,
+    Observations,
+    Result,
+    ThresholdRule,
+    TradeOff,
+)
 
 CanaryScorer: TypeAlias = PerStep | WholeRun
 """What a recorder makes of the scores of its canaries."""
@@ -242,36 +250,66 @@ class Recorder:
         self.scorer.require_fair(is_over=True)
         return self.scorer.observations()
 
+    @_validate.reject_epsilon(WHOLE_CLAIM, "target_epsilon")
     def audit(
         self,
         *,
-        inference: Inference | None = None,
         claim: Claim | None = None,
+        noise_multiplier: float | None = None,
+        sample_rate: float | None = None,
+        num_steps: int | None = None,
+        delta: float | None = None,
+        epsilon: float | None = None,
         confidence: float | None = None,
         tests: SupportsDiagnose | bool | None = None,
-        **method: Any,
+        tradeoff: TradeOff | None = None,
+        inference: Inference | None = None,
+        threshold: ThresholdRule | None = None,
     ) -> Result:
-        """Return one verdict on the claim from bound and tests; keywords are as in :func:`dpaudit.audit`.
-
-        The recorder of an observer also accepts any part of the claim: ``noise_multiplier``, ``sample_rate``,
-        ``num_steps`` or ``delta``, and any recorder the ``epsilon`` that was claimed beside them.
-        ``confidence`` is that of bound and tests together. A recorder without noise accepts ``tests`` of the
-        same run, such as :class:`dpaudit.Diagnostics`; False skips all tests.
+        """Return one verdict on the claim from bound and tests.
 
         By default the bound rests on the bets behind :meth:`live`: one test, which is valid even if the run
         was stopped because of the live bound, and if the canaries of one step are dependent. Another method
         is a second test: if a bound was shown before, the result states that the method was chosen earlier.
         Counts are refused, and tests are not run, if the number of steps may depend on the bound. Before the
         planned end, tests have half of their error rate, and the rest at the end.
+
+        Args:
+            claim: What is claimed, by default what the recorder knows.
+            noise_multiplier: Instead of ``claim``, a number of it for the recorder of an observer.
+            sample_rate: Another such number.
+            num_steps: Another such number.
+            delta: Another such number.
+            epsilon: The figure that was claimed beside them, which is compared with them.
+            confidence: The confidence of bound and tests together, by default that of the recorder.
+            tests: For a recorder without noise, tests of the same run, such as :class:`dpaudit.Diagnostics`;
+                False skips all tests.
+            tradeoff: The curve to test, as in :func:`dpaudit.audit`.
+            inference: How a bound follows from errors, by default by betting.
+            threshold: From which score on a canary counts as present.
+
+        Returns:
+            The verdict with its bound, findings and power.
+
+        Raises:
+            InputError: No step was recorded, a number of the claim is missing, or scores cannot be tested.
+
         """
-        overrides = self._claims.pop_params(method)
+        overrides = self._claims.overrides(
+            noise_multiplier=noise_multiplier,
+            sample_rate=sample_rate,
+            num_steps=num_steps,
+            delta=delta,
+            epsilon=epsilon,
+        )
         claim, observations = self._auditable(claim, overrides)
         level, tests_level = self._level, self._tests_level
         if (has_more := has_more_tests(tests)) or confidence is not None:
             joint = self.confidence if confidence is None else _validate.confidence(confidence)
             level, tests_level = self._tests.levels(joint, has_more=has_more)
-        self._shown.require_stoppable(inference, method.get("threshold"), self.num_done)
-        method = {"confidence": level, "inference": inference} | method
+        self._shown.require_stoppable(inference, threshold, self.num_done)
+        parts = {"tradeoff": tradeoff, "inference": inference, "threshold": threshold}
+        method = {"confidence": level} | {name: value for name, value in parts.items() if value is not None}
         result = self.scorer.judge(observations, claim, method, was_shown=self._shown.any)
         self._shown.any = self.scorer.has_live_bound
         stopped, covers_sampling = self._may_have_stopped, self.scorer.covers_sampling
@@ -311,19 +349,23 @@ class Recorder:
         self.scorer.require_signal(claim)
         return claim, self.scorer.observations(claim)
 
-    def one_run_bound(self, **numbers: Any) -> Bound:
-        """Return a looser bound that is valid even if the canaries of a whole run are dependent.
-
-        As in :meth:`audit`, the recorder of an observer accepts any part of the claim.
-        """
+    def one_run_bound(
+        self,
+        *,
+        noise_multiplier: float | None = None,
+        sample_rate: float | None = None,
+        num_steps: int | None = None,
+        delta: float | None = None,
+    ) -> Bound:
+        """Return a looser bound that is valid even if the canaries of a whole run are dependent."""
         if not isinstance(self.scorer, WholeRun):
             raise InputError(
                 "These are scores of single steps, not one score per canary for the whole run; use audit()."
             )
-        _validate.no_epsilon(numbers, CLAIM_PARTS)
-        claim, _ = self._auditable(None, self._claims.pop_params(numbers))
-        if numbers:
-            raise TypeError(f"one_run_bound() got an unexpected keyword argument {next(iter(numbers))!r}")
+        overrides = self._claims.overrides(
+            noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
+        )
+        claim, _ = self._auditable(None, overrides)
         return self.scorer.one_run_bound(claim, self.confidence)
 
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
@@ -386,56 +428,3 @@ class Recorder:
     @property
     def _may_have_stopped(self) -> bool:
         return self._shown.may_have_stopped(self.num_done)
-
-
-class ShownBounds:
-    """Whether bounds of a run were shown, and whether the run may have ended because of one."""
-
-    def __init__(self, planned: int | None) -> None:
-        self._planned = planned
-        self.is_closed = False  # whether the run was marked as over
-        self.any = False
-        self.early = False  # whether one was shown before the end
-
-    def note_step(self) -> None:
-        """Note that the run continues: if a bound was shown, it was before the end, and may be the reason."""
-        self.early, self.is_closed = self.early or self.any, False
-
-    def note(self, num_done: int) -> None:
-        """Note that a bound is shown; unless the run is over, it may be ended because of that."""
-        self.any = True
-        self.early = self.early or not self.is_over(num_done)
-
-    def is_over(self, num_done: int) -> bool:
-        """Return whether the run has ended."""
-        return self.is_closed or num_done == self._planned
-
-    def is_last(self, num_done: int) -> bool:
-        """Return whether no audit with tests can follow, on more steps; a run that is over may continue."""
-        return self._planned is None or num_done > self._planned or self.is_over(num_done)
-
-    def may_have_stopped(self, num_done: int) -> bool:
-        """Return whether the number of steps may depend on the scores."""
-        return self.early and num_done != self._planned
-
-    def require_stoppable(
-        self, inference: Inference | None, rule: ThresholdRule | None, num_done: int
-    ) -> None:
-        """Raise on a method that needs a number of steps that does not depend on the scores."""
-        if not self.may_have_stopped(num_done):
-            return
-        is_inference = not isinstance(inference, Betting | None)
-        if is_inference or not isinstance(rule, Fixed | Predictable | None):
-            method = inference if is_inference else rule
-            problem = f"{method!r} would not have its stated error rate. Use Betting(), pass"
-            raise InputError(self.stopped(problem, num_done))
-
-    def stopped(self, problem: str, num_done: int) -> str:
-        """Return the message of an error: what the possible end because of a bound makes impossible."""
-        planned = self._planned
-        ends = "a run of unplanned length" if planned is None else f"{num_done} of {planned} steps"
-        return (
-            f"The number of steps must not depend on the scores, but after {ends} a bound was shown before "
-            f"the end: {problem} num_steps= to the observer and run all of them, or show the bound only "
-            "after the end."
-        )

@@ -20,7 +20,6 @@ from dpaudit._types import FloatArray
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.canaries import (
     Crafted,
-    Dirac,
     GradientCanary,
     InputCanary,
     Mixture,
@@ -60,7 +59,7 @@ class CanaryAudit(Hook):
     the operating system. ``callbacks`` receive the live bound during training; they may raise to stop it.
     """
 
-    default_gradient: ClassVar[GradientCanary] = Dirac()
+    default_gradient: ClassVar[Mixture] = Mixture(short=False)
     default_num_gradients: ClassVar[int]
     default_num_inputs: ClassVar[int] = 1
 
@@ -79,6 +78,8 @@ class CanaryAudit(Hook):
     ) -> None:
         default = self.default_gradient if held_out is None else Crafted()
         self.canary = default if canary is None else canary
+        if isinstance(self.canary, Mixture) and not self.default_gradient.short:  # each score must count
+            self.canary = replace(self.canary, short=False)
         if isinstance(self.canary, GradientCanary):
             refuse_held_out(self.canary, held_out)
         elif isinstance(self.canary, InputCanary):
@@ -189,11 +190,11 @@ class CanaryAudit(Hook):
 class OneRun(CanaryAudit):
     """Audit of every step that leaves training unchanged: the weights are the same as without the audit.
 
-    ``num_canaries`` per step defaults to 1,024, or to the number of model parameters if that is smaller. For
+    ``num_canaries`` per step defaults to 1,024, or to half the model parameters if that is smaller. For
     input canaries the default is 16: each costs as much as one or two examples of the batch.
     """
 
-    default_gradient: ClassVar[GradientCanary] = Mixture()
+    default_gradient: ClassVar[Mixture] = Mixture()
     default_num_gradients: ClassVar[int] = 1024
     default_num_inputs: ClassVar[int] = 16
 
@@ -306,7 +307,7 @@ class EndToEnd(CanaryAudit):
     A fair coin decides before the first step whether a canary is in the data set. Present canaries are drawn
     by the audited sampling, like any example. They are excluded from the update, but they consume random
     numbers of the sampling, so the batches differ from those without the audit. ``num_canaries`` defaults to
-    8,192, or to the number of model parameters if that is smaller.
+    8,192, or to half the number of model parameters if that is smaller.
     """
 
     default_num_gradients: ClassVar[int] = 8192
@@ -317,8 +318,6 @@ class EndToEnd(CanaryAudit):
             raise InputError(
                 f"canary must be a gradient canary such as Dirac() with EndToEnd, got {self.canary!r}."
             )
-        if isinstance(self.canary, Mixture):  # all entries of a data set are long, and in every step
-            self.canary = replace(self.canary, short=False)
         if self._callbacks:
             raise InputError("EndToEnd allows no callbacks: there is no bound before the last step.")
         if self._first_steps is not None:

@@ -221,7 +221,7 @@ class TrainingConfig(Section):
 class CanaryConfig(Section):
     """Gradient canaries; ``scale`` is their norm relative to the clipping norm."""
 
-    kind: Literal["dirac", "constant", "mixed", "mixture", "random-direction"] = "dirac"
+    kind: Literal["mixture", "dirac", "constant", "random-direction"] = "mixture"
     scale: Positive = 10.0
     moving: bool = False
 
@@ -271,7 +271,7 @@ class GivenConfig(Section):
 
 def _gradient_by_default(raw: Any) -> Any:
     """Treat a table without a kind as a gradient canary."""
-    return {"kind": "dirac", **raw} if isinstance(raw, Mapping) else raw
+    return {"kind": "mixture", **raw} if isinstance(raw, Mapping) else raw
 
 
 AnyCanary: TypeAlias = Annotated[
