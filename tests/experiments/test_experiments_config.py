@@ -45,7 +45,7 @@ def test_the_digits_example_shows_every_key_with_its_default() -> None:
 
 def test_an_unknown_example_is_answered_by_the_known_ones() -> None:
     with pytest.raises(
-        InputError, match="example must be 'digits', 'paper-cifar10', 'end-to-end', .* got 'mnist'"
+        InputError, match=r"example must be 'digits', 'paper-cifar10', 'end-to-end', .* got 'mnist'"
     ):
         example("mnist")
 

@@ -205,9 +205,7 @@ class PerStep:
         """Return what the scores show of the cause of a violation."""
         noise = claimed_noise(claim)
         clues = ScoreSummary.of(*self._log.counted(), facts).known(noise)
-        if (
-            self._log.is_tested and noise is not None
-        ):  # a test of each shape and length knows more than the mean over all
+        if self._log.is_tested and noise is not None:  # a test of each shape and length knows more
             clues = {name: clue for name, clue in clues.items() if "signal" not in name}
         return clues
 
