@@ -11,7 +11,7 @@ import dpaudit
 from dpaudit.canaries import ParameterLayout
 from dpaudit.diagnostics import NoiseCheck, ObservedStep
 from dpaudit.observers import observe_library
-from dpaudit.observers._session import accumulated, session
+from dpaudit.observers._session import session
 from dpaudit.recording import DPSGDParams, PerStep, ReadClaim, Recorder
 
 NOTHING = DPSGDParams()
@@ -237,7 +237,7 @@ def test_releases_that_make_one_step_add_up():
         )
         for value, rows in ((0.5, 2), (0.25, 3))
     )
-    step = accumulated([first, second])
+    step = ObservedStep.accumulated([first, second])
     assert step.scores.tolist() == [2.0, 0.0]
     assert (step.noise.item(), step.weights.item(), step.num_rows) == (0.75, 0.5, 5)
     assert (step.max_row_norm, step.example_sum_norm, step.sum_limit) == (0.5, 0.75, 5)
@@ -245,4 +245,4 @@ def test_releases_that_make_one_step_add_up():
     assert step.row_digests.tolist() == [2, 3]
     assert step.has_padding
     assert step.sum_norm is None  # norms do not add up
-    assert accumulated([first]) is first
+    assert ObservedStep.accumulated([first]) is first

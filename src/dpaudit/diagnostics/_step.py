@@ -7,7 +7,7 @@ cannot test without a field (:func:`missing_fields`), so that no observer lists 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -162,6 +162,40 @@ class ObservedStep:
             clipping_norm=clipping_norm,
             **more,
         )
+
+    @staticmethod
+    def accumulated(releases: Sequence[ObservedStep]) -> ObservedStep:
+        """Return the step whose noisy sum several releases add up to; its canaries are those of the first."""
+        first = releases[0]
+        if len(releases) == 1:
+            return first
+
+        def combined(name: str, combine: Callable[..., Any]) -> Any:
+            values = [getattr(release, name) for release in releases]
+            return None if any(value is None for value in values) else combine(values)
+
+        sums = ("scores", "noise", "total", "examples", "released", "num_rows")
+        sums += ("example_sum_norm", "sum_limit")
+        return replace(
+            first,
+            **{name: combined(name, sum) for name in sums},
+            max_row_norm=combined("max_row_norm", max),
+            row_limit=combined("row_limit", max),
+            row_digests=combined("row_digests", np.concatenate),
+            has_padding=any(release.has_padding for release in releases),
+            sum_excess=max(map(_sum_excess, releases)),
+            sum_norm=None,  # norms and maxima of several releases do not add up
+            max_noise=None,
+            rounding=sum(release.rounding for release in releases),
+        )
+
+
+def _sum_excess(release: ObservedStep) -> float:
+    """Return the ratio of the norm of a sum to the largest that its rows allow."""
+    if release.sum_excess is not None:
+        return release.sum_excess
+    norm, limit = release.example_sum_norm, release.sum_limit
+    return 0.0 if norm is None or limit is None else norm / max(limit, 1e-3)
 
 
 def _is_given(value: Any, default: Any) -> bool:

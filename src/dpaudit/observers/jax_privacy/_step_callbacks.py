@@ -24,7 +24,7 @@ from dpaudit._types import BoolArray, FloatArray
 from dpaudit.diagnostics import BatchRecord, CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.errors import InputError
-from dpaudit.observers._session import AuditedSteps, accumulated
+from dpaudit.observers._session import AuditedSteps
 
 # fields that are known before the release
 _OF_GRADIENTS = (
@@ -226,7 +226,7 @@ class StepCallbacks:
         self._releases.append(release)
         if len(self._releases) == self._num_releases:
             releases, self._releases, self._present = self._releases, [], None
-            self.audited.observe(accumulated(releases))
+            self.audited.observe(ObservedStep.accumulated(releases))
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +239,7 @@ class PendingSum:
 
     def plus(self, other: PendingSum) -> PendingSum:
         """Return the sum of the two; the weights are those of the first."""
-        seen = accumulated([self.seen, other.seen])
+        seen = ObservedStep.accumulated([self.seen, other.seen])
         return PendingSum(self.batch + other.batch, self.joined + other.joined, seen)
 
     @property

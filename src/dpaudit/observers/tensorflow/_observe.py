@@ -24,7 +24,6 @@ from dpaudit.observers._session import (
     MIXTURE,
     AuditedSteps,
     AuditOptions,
-    accumulated,
     attribute_restored,
     observer,
     replaced,
@@ -251,7 +250,7 @@ class GraphCallbacks:
         self._calls.append(self._call(scores, vectors, numbers, self._present))
         if not self._is_inside_step:
             self._present = None
-            self.audited.observe(accumulated(self._calls))
+            self.audited.observe(ObservedStep.accumulated(self._calls))
 
     def _call(
         self, scores: FloatArray, vectors: FloatArray, numbers: dict[str, float], present: BoolArray
