@@ -1,6 +1,7 @@
 """The observer of TF Privacy is tight on a correct training, sees broken ones and changes nothing."""
 
 import os
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -133,6 +134,56 @@ def test_gradients_that_are_not_finite_end_the_audit_with_a_warning_and_the_rest
     assert recorder.audit().verdict is not VIOLATION
 
 
+def frozen(model):
+    model.layers[0].trainable = False
+    model.compile(optimizer=model.optimizer, loss=model.loss)
+
+
+@pytest.mark.parametrize(
+    ("how", "change", "reason"),
+    [
+        (fit, frozen, "Gradients must have 131 entries in every step"),
+        (fit, None, "ZeroDivisionError in dpaudit"),
+        (minimize, None, "ZeroDivisionError in dpaudit"),
+    ],
+)
+def test_what_goes_wrong_ends_the_audit_and_the_training_goes_on(monkeypatch, how, change, reason):
+    def build():
+        return tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(40,)), tf.keras.layers.Dense(2)])
+
+    weights = []
+    for is_observed in (False, True):
+        model, optimizer = private(build=build if change else None)
+        session = observe(optimizer, sample_rate=RATE, delta=DELTA, seed=0)
+        recorder = session.start() if is_observed else None
+        how(model, optimizer, 5)
+        if change is not None:
+            change(model)
+        elif is_observed:
+            monkeypatch.setattr(dpaudit.Recorder, "record", lambda *_, **__: 1 / 0)
+        with pytest.warns(match="The audit ends") if is_observed else nullcontext():
+            go_on(model, 5) if how is fit else how(model, optimizer, 5)
+        session.stop()
+        weights.append(np.concatenate([value.reshape(-1) for value in model.get_weights()]))
+    np.testing.assert_allclose(*weights, rtol=1e-4, atol=1e-5)
+    assert recorder.audit().not_covered[0].startswith(f"steps from step 5 on are not audited: {reason}")
+
+
+@pytest.mark.parametrize("place", [RuntimeError("of the user"), KeyboardInterrupt()], ids=type)
+def test_an_error_of_the_user_passes_and_the_steps_before_can_be_audited(place):
+    def loop():
+        minimize(model, optimizer, 5)
+        raise place
+
+    model, optimizer = private()
+    observed = observe(optimizer, sample_rate=RATE, delta=DELTA, seed=0)
+    with pytest.raises(type(place)), observed as recorder:
+        loop()
+    assert recorder.num_done == 5
+    assert recorder.audit().verdict is not VIOLATION
+    assert "_compute_gradients" not in vars(optimizer)
+
+
 @pytest.mark.parametrize(
     "canary",
     [
@@ -236,14 +287,16 @@ def test_a_graph_that_outlives_its_observer_gets_no_more_canaries():
     np.testing.assert_allclose(*found, atol=1e-5)
 
 
-def test_a_graph_that_was_made_before_is_refused():
+def test_a_graph_that_was_made_before_is_not_observed():
     model, optimizer = private()
     fit(model, optimizer, 3)
-    with (
-        pytest.raises(dpaudit.InputError, match=r"0 of 4 updates were observed: .* Call model\.compile"),
-        observe(optimizer),
-    ):
-        go_on(model, 4)
+    observed = observe(optimizer, sample_rate=RATE, delta=DELTA)
+    recorder = observed.start()
+    go_on(model, 4)
+    with pytest.warns(match=r"only 0 of 4 updates were observed, .* call model\.compile"):
+        observed.stop()
+    with pytest.raises(dpaudit.InputError, match=r"No step was recorded.*only 0 of 4 updates were observed"):
+        recorder.audit()
 
 
 def test_an_optimizer_that_is_not_private_is_refused():

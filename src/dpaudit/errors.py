@@ -52,6 +52,11 @@ def message_of(error: BaseException) -> str:
         return ""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an exception, without a period at its end."""
+    return (message_of(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+
+
 class IncompleteError(DpauditError):
     """The audit could not be completed because of the machine or of dpaudit itself, and nothing is judged.
 

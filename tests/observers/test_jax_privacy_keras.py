@@ -1,6 +1,7 @@
 """The observer of JAX Privacy's Keras API: fit() is audited, and trains as if it were not."""
 
 import os
+from contextlib import nullcontext
 
 os.environ["KERAS_BACKEND"] = "jax"  # before Keras is loaded
 
@@ -110,6 +111,39 @@ def test_noise_that_is_spread_over_several_batches_counts_as_a_whole():
     assert "noise multiplier 0.5, sample rate 0.1, 60 steps" in recorder.claim.summary
     gaps = recorder.audit().not_covered
     assert any("(poisson_sampling_in_fit=True is set)" in text for text in gaps)
+
+
+def frozen(model):
+    model.layers[-1].bias.trainable = False
+    model.compile(optimizer=keras.optimizers.SGD(0.5), loss=model.loss)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (frozen, "Gradients must have 130 entries in every step, in the same 2 arrays, got 120 in 1"),
+        (None, "ZeroDivisionError in dpaudit"),
+    ],
+)
+def test_what_goes_wrong_ends_the_audit_and_the_training_goes_on(monkeypatch, change, reason):
+    weights = []
+    for is_observed in (False, True):
+        model = private()
+        session = observe_model(model, seed=0)
+        recorder = session.start() if is_observed else None
+        fit(model, EPOCH)
+        if change is not None:
+            change(model)
+        elif is_observed:
+            monkeypatch.setattr(dpaudit.Recorder, "record", lambda *_, **__: 1 / 0)
+        with pytest.warns(match="The audit ends") if is_observed else nullcontext():
+            fit(model, EPOCH)
+            session.stop()
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    gap = f"steps from step {EPOCH} on are not audited: {reason}"
+    assert recorder.audit().not_covered[0].startswith(gap)
 
 
 def test_a_callback_may_end_a_training_that_leaks_and_all_is_as_before(monkeypatch):

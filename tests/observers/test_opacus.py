@@ -248,7 +248,7 @@ def test_everything_is_as_before_after_the_loop_also_if_it_raises(private, mode)
     assert made.engine.accountant.history[0][2] == 6
 
 
-def test_a_step_that_fails_while_canaries_join_leaves_the_sum_of_the_examples(private, monkeypatch):
+def test_a_step_whose_canaries_cannot_join_goes_on_with_the_sum_of_the_examples(private, monkeypatch):
     made = private(noise_multiplier=0.7)
     own, sums = DPOptimizer.clip_and_accumulate, []
 
@@ -259,9 +259,12 @@ def test_a_step_that_fails_while_canaries_join_leaves_the_sum_of_the_examples(pr
             raise MemoryError
 
     monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", failing)
-    with observe(made.optimizer, seed=0) as recorder, pytest.raises(MemoryError):
+    with observe(made.optimizer, seed=0) as recorder, pytest.warns(match="from step 0 on .* MemoryError"):
         run(made, 1)
-    assert recorder.num_done == 0
+    with pytest.raises(
+        dpaudit.InputError, match=r"No step was recorded\. steps from step 0 on are not audited"
+    ):
+        recorder.audit(delta=DELTA)
     for value, examples in zip(made.optimizer.params, sums[0], strict=True):
         assert torch.equal(value.summed_grad, examples)
     assert any(not torch.equal(one, two) for one, two in zip(*sums, strict=True))
@@ -536,7 +539,7 @@ def test_a_claim_says_what_was_read_from_where(train):
 
 
 @pytest.mark.parametrize(("mode", "later"), [("hooks", True), ("ghost", False)], ids=["unfrozen", "frozen"])
-def test_parameters_that_change_during_the_run_are_refused_in_one_sentence(private, mode, later):
+def test_parameters_that_change_during_the_run_end_the_audit_in_one_sentence(private, mode, later):
     """Canaries would be at other coordinates than their scores."""
     made = private(noise_multiplier=1.0, grad_sample_mode=mode)
     first = made.model._module[0]
@@ -549,7 +552,7 @@ def test_parameters_that_change_during_the_run_are_refused_in_one_sentence(priva
             first.requires_grad_(True)
         else:
             made.optimizer.original_optimizer.param_groups[0]["params"][:2] = []
-        with pytest.raises(dpaudit.InputError, match=expected):
+        with pytest.warns(match=expected):
             run(made, 1)
     assert recorder.num_done == 2
 

@@ -47,16 +47,16 @@ def test_a_class_whose_step_calls_that_of_its_base_class_is_observed_once_per_st
     torch.testing.assert_close(made.weights, plain.weights, rtol=1e-4, atol=1e-5)
 
 
-def test_an_update_without_noise_is_refused_after_one_by_a_subclass(private):
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_an_update_without_noise_is_refused_at_first_and_ends_the_audit_later(private, num_steps):
     made = private(optimizer=lambda parameters: Decayed(parameters, lr=0.5))
     torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    with observe(made.optimizer, delta=DELTA, seed=0):
-        run(made, 2)
-        with pytest.raises(
-            dpaudit.InputError,
-            match=r"The optimizer did not call add_noise\(\) before this update, so there is no",
-        ):
+    sentence = r"The optimizer did not call add_noise\(\) before this update, so there is no"
+    with observe(made.optimizer, delta=DELTA, seed=0) as recorder:
+        run(made, num_steps) if num_steps else None
+        with pytest.warns(match=sentence) if num_steps else pytest.raises(dpaudit.InputError, match=sentence):
             made.optimizer.original_optimizer.step()
+    assert recorder.num_done == num_steps
 
 
 class PartlyHalf(nn.Module):
@@ -126,6 +126,9 @@ def test_copies_of_a_recorder_give_the_same_result_and_harm_no_optimizer(private
         ({"sampling": "no"}, "sampling must be True or False, got 'no'"),
         ({"tests": "no"}, "tests must be True or False, got 'no'"),
         ({"sample_rate": 2}, "sample_rate must be above 0 and at most 1, got 2"),
+        ({"delta": 2}, "delta must be"),
+        ({"num_steps": 0.5}, "num_steps must be"),
+        ({"callbacks": [print]}, "delta is missing"),
     ],
 )
 def test_arguments_are_checked_before_the_first_step(private, given, sentence):

@@ -3,6 +3,7 @@
 import math
 import os
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 
 import dpaudit
 from dpaudit.observers.opacus import check, observe
+from dpaudit.observers.opacus._sums import SumObserver
 
 # Batches are large enough never to be empty: the sampler of Opacus 1.6.0 for several processes leaves an
 # empty one out, so that one process makes fewer steps than the other, which then waits for it.
@@ -28,6 +30,8 @@ CASES = {
     "sum": {"loss_reduction": "sum"},
     "broken": {"broken": True},
     "doubled": {"num_steps": 30, "doubled_on": 1},
+    "ended": {"num_steps": 30, "ended_on": 1},
+    "ended plain": {"num_steps": 30, "observed": False},
     "sampled": {"num_steps": 60, "sampling": True},
     "ghost": {"num_steps": 60, "grad_sample_mode": "ghost"},
     "ghost plain": {"num_steps": 60, "grad_sample_mode": "ghost", "observed": False},
@@ -78,7 +82,30 @@ def private(rank, *, loss_reduction="mean", max_grad_norm=1.0, **options):
     return Made.of(made, criterion)
 
 
-def train(rank, *, observed=True, broken=False, doubled_on=None, sampling=False, num_steps=STEPS, **options):
+def failing_in_one_process(method):
+    """A method of dpaudit that raises in the tenth step."""
+    calls = []
+
+    def before_noise(*args):
+        calls.append(None)
+        if len(calls) == 10:
+            raise ZeroDivisionError
+        return method(*args)
+
+    return before_noise
+
+
+def train(
+    rank,
+    *,
+    observed=True,
+    broken=False,
+    doubled_on=None,
+    ended_on=None,
+    sampling=False,
+    num_steps=STEPS,
+    **options,
+):
     made = private(rank, **options)
     model, optimizer, loader = made.model, made.optimizer, made.loader
     if broken:
@@ -97,7 +124,11 @@ def train(rank, *, observed=True, broken=False, doubled_on=None, sampling=False,
         return None, weights(model)
     watch = {"loader": loader, "sampling": True} if sampling else {"module": model, "loader": loader}
     # the seeds differ: the processes agree on one
-    with observe(optimizer, delta=DELTA, num_steps=num_steps, seed=rank, **watch) as recorder:
+    warned = nullcontext() if ended_on is None else pytest.warns(match="The audit ends")
+    observed = observe(optimizer, delta=DELTA, num_steps=num_steps, seed=rank, **watch)
+    with observed as recorder, warned, pytest.MonkeyPatch.context() as patch:
+        if rank == ended_on:
+            patch.setattr(SumObserver, "before_noise", failing_in_one_process(SumObserver.before_noise))
         loop()
     seen = recorder.observations
     found = {"kind": type(optimizer).__name__, "with": seen.with_canary, "without": seen.without_canary}
@@ -110,6 +141,8 @@ def train(rank, *, observed=True, broken=False, doubled_on=None, sampling=False,
         result = recorder.audit()
         found |= {"verdict": result.verdict.name, "claim": result.claim.summary}
         found |= {"findings": [str(finding) for finding in result.findings], "gaps": result.not_covered}
+    elif ended_on is not None:
+        found |= {"verdict": recorder.audit().verdict.name, "gaps": recorder.audit().not_covered}
     return found, weights(model)
 
 
@@ -192,6 +225,15 @@ def test_a_fault_that_only_the_second_rank_sees_is_reported_by_the_first(found):
     assert not any("On rank 0: " in text for text in seen["findings"])
     assert found[0]["observed"][0]["findings"] == []
     assert not any("other processes" in text for text in seen["gaps"])
+
+
+def test_an_error_in_one_process_ends_the_audit_in_all_and_the_training_goes_on(found):
+    reasons = "the observation ended in another process", "ZeroDivisionError in dpaudit"
+    for rank, reason in zip(found, reasons, strict=True):
+        (seen, after), (_, plain) = rank["ended"], rank["ended plain"]
+        assert seen["gaps"][0].startswith(f"steps from step 9 on are not audited: {reason}")
+        assert seen["verdict"] in {"NO_VIOLATION", "UNDERPOWERED"}
+        torch.testing.assert_close(after, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_the_settings_of_every_rank_have_no_finding(found):

@@ -359,3 +359,21 @@ def test_a_step_that_releases_in_half_precision_is_not_accused_of_it():
     diagnosis = watch(step, torch.as_tensor(OTHERS)).diagnose(confidence=1 - LEVEL)
     assert diagnosis.findings == ()
     assert "low precision" in diagnosis.not_covered[0]
+
+
+def test_a_release_that_is_not_finite_ends_the_audit_and_the_steps_before_are_audited():
+    rng, steps = np.random.default_rng(0), []
+
+    def diverging(rows):
+        steps.append(len(rows))
+        noisy = rows.sum(axis=0) + rng.standard_normal(rows.shape[1])
+        return noisy * (1 if len(steps) <= 30 else np.nan)
+
+    claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    options = {"claim": claim, "max_grad_norm": 1.0, "num_steps": 60, "canary": dpaudit.Dirac(), "seed": 0}
+    with pytest.warns(
+        match="The audit ends: steps from step 30 on are not audited: its gradients are not fin"
+    ):
+        recorder = observe_step(diverging, np.zeros((4, 100)), **options)
+    assert recorder.num_done == 30
+    assert recorder.audit().not_covered[0].startswith("steps from step 30 on are not audited")

@@ -174,8 +174,8 @@ class ObservedStep:
             values = [getattr(release, name) for release in releases]
             return None if any(value is None for value in values) else combine(values)
 
-        sums = ("scores", "noise", "total", "examples", "released", "num_rows")
-        sums += ("example_sum_norm", "sum_limit")
+        vectors = ("scores", "noise", "total", "examples", "released")
+        sums = (*vectors, "num_rows", "example_sum_norm", "sum_limit")
         return replace(
             first,
             **{name: combined(name, sum) for name in sums},

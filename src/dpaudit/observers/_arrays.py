@@ -1,12 +1,14 @@
 """Arrays of NumPy, torch or JAX, distinguished without importing a library that is not installed.
 
-Parameters and batches of JAX or torch are trees: arrays in dictionaries, lists and tuples.
+Parameters and batches of JAX or torch are trees: arrays in dictionaries, lists and tuples. :func:`replaced`
+and :func:`attribute_restored` change objects of a library for the time of a block.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
 
 _ROOM_FOR_SQUARES = 16.0
+_MISSING = object()
 
 
 def _library(array: Any) -> str:
@@ -141,3 +144,29 @@ def dot(vector: Any, tree: Any) -> Any:
         total = total + (vector[start:end].reshape(leaf.shape) * leaf).sum()
         start = end
     return total
+
+
+@contextmanager
+def replaced(owner: Any, name: str, new: Callable[..., Any]) -> Iterator[None]:
+    """Replace a method of one object; restore its own attribute, or remove it if there was none."""
+    attributes = {key: value for key, value in vars(owner).items() if key == name}
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
+        vars(owner).update(attributes)
+
+
+@contextmanager
+def attribute_restored(owners: Sequence[Any], name: str) -> Iterator[None]:
+    """Restore an attribute of each owner at the end, or remove it if there was none."""
+    before = [getattr(owner, name, _MISSING) for owner in owners]
+    try:
+        yield
+    finally:
+        for owner, value in zip(owners, before, strict=True):
+            if value is not _MISSING:
+                setattr(owner, name, value)
+            elif hasattr(owner, name):
+                delattr(owner, name)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from dpaudit.diagnostics import Finding, finding_kinds
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, first_line
 from dpaudit.observers._neighbors import Neighbor, exchanged, neighbors_of, other_batches
 from dpaudit.observers._replay_result import (
     RELATIVE_ROUNDING,
@@ -174,7 +174,7 @@ class _Comparison:
         self._checks.append(NeighborCheck(change=neighbor.change, distance=distance, allowed=allowed))
 
     def _add_error(self, neighbor: Neighbor, error: Exception) -> None:
-        text = f"{type(error).__name__} if one example is {neighbor.change}: {_first_line(error)}"
+        text = f"{type(error).__name__} if one example is {neighbor.change}: {first_line(error)}."
         if not neighbor.is_finite:
             self._add_non_finite(f"The step raises {text}")
         elif neighbor.is_natural and (self.step.accepts_any_size or not neighbor.is_resized):
@@ -321,7 +321,7 @@ class _Comparison:
 
     def add_failed_pair(self, error: Exception) -> None:
         """Note that a second step cannot be compared."""
-        text = f"{type(error).__name__}: {_first_line(error)}"
+        text = f"{type(error).__name__}: {first_line(error)}."
         self._not_covered[f"what one step leaves to the next: a second call of the step raised {text}"] = None
 
     def with_first(self, first: StepTrace) -> _Comparison:
@@ -426,8 +426,3 @@ class _Comparison:
 def _listed(names: list[str]) -> str:
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-def _first_line(error: Exception) -> str:
-    text = (str(error).splitlines() or ["no message"])[0]
-    return text if text.endswith(".") else f"{text}."

@@ -3,8 +3,7 @@
 A :class:`Library` knows where a framework clips, sums and adds noise. :class:`AuditedSteps` have the rest:
 which canaries are present in a step, and the recorder with its checks. All observers accept
 :class:`AuditOptions`. An :class:`AuditSession` is the time in which an observer is installed: a ``with``
-block, or from :meth:`AuditSession.start` to :meth:`AuditSession.stop`. :func:`replaced` and
-:func:`attribute_restored` change objects of a library for the time of a block.
+block, or from :meth:`AuditSession.start` to :meth:`AuditSession.stop`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import lru_cache, wraps
 from typing import Any, NoReturn, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
 
@@ -32,7 +31,7 @@ from dpaudit.canaries import (
     fresh_seed,
 )
 from dpaudit.diagnostics import BatchRecord, NoiseCheck, ObservedStep, RunCheck, RunHistory, SumRecord
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, first_line
 from dpaudit.recording import (
     DPSGDParams,
     LiveBound,
@@ -48,7 +47,6 @@ from dpaudit.recording._claim_source import CLAIM_PARTS
 P = ParamSpec("P")
 R = TypeVar("R")
 MIXTURE = Mixture()
-_MISSING = object()
 NUMBERS = ("noise_multiplier", "sample_rate", "num_steps", "delta", "epsilon")  # of a claim
 
 
@@ -119,8 +117,12 @@ class AuditSession(AbstractContextManager[Recorder]):
                 f"of that block; call {self._name}(...) again."
             )
         self._was_started = True
-        self._recorder = self._inside.__enter__()
-        return self._recorder
+        with ExitStack() as undo:
+            recorder = undo.enter_context(self._inside)
+            recorder.require_claim()
+            undo.pop_all()
+        self._recorder = recorder
+        return recorder
 
     def stop(self, error: BaseException | None = None) -> bool | None:
         """Remove the observer and close the recorder; ``error`` is what ended the training run, if any.
@@ -148,32 +150,6 @@ class AuditSession(AbstractContextManager[Recorder]):
             f"{what}() audits the steps inside a with block: write 'with {what}(...) as recorder:' around "
             f"the training loop and use recorder.{name}."
         )
-
-
-@contextmanager
-def replaced(owner: Any, name: str, new: Callable[..., Any]) -> Iterator[None]:
-    """Replace a method of one object; restore its own attribute, or remove it if there was none."""
-    attributes = {key: value for key, value in vars(owner).items() if key == name}
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        delattr(owner, name)
-        vars(owner).update(attributes)
-
-
-@contextmanager
-def attribute_restored(owners: Sequence[Any], name: str) -> Iterator[None]:
-    """Restore an attribute of each owner at the end, or remove it if there was none."""
-    before = [getattr(owner, name, _MISSING) for owner in owners]
-    try:
-        yield
-    finally:
-        for owner, value in zip(owners, before, strict=True):
-            if value is not _MISSING:
-                setattr(owner, name, value)
-            elif hasattr(owner, name):
-                delattr(owner, name)
 
 
 def session(observe: Callable[P, Iterator[Recorder]]) -> Callable[P, AuditSession]:
@@ -220,8 +196,8 @@ class StepRecorder:
     """The recorder of a training run and the checks of its sums and batches.
 
     Findings about ``settings`` come first, before those of the sums, the batches and the other ``checks``.
-    With ``entries``, a mask of the canaries in the data set, each has one score of the whole run. A
-    step that is not finite ends the recording with a warning; what was recorded before can be audited.
+    With ``entries``, a mask of the canaries in the data set, each has one score of the whole run. What
+    goes wrong ends the observation with a warning; the steps before can be audited.
     """
 
     def __init__(
@@ -243,7 +219,7 @@ class StepRecorder:
         facts: Callable[[], TrainingInfo],
         **options: Any,
     ) -> None:
-        self.is_over = False
+        self.is_over = self._is_set_up = False
         self.history = RunHistory()  # of the training run, for which an observer notes the last weights
         self.checks: list[RunCheck] = [*settings, SumRecord(), self.history, batches, *checks]
         """All checks but those of the noise."""
@@ -275,22 +251,66 @@ class StepRecorder:
             self.recorder.not_covered += (sentence,)
 
     def record(self, step: ObservedStep) -> None:
-        """Record a step, or end the recording if it is not finite."""
-        if np.isfinite(step.scores).all() and np.isfinite(step.released).all():
-            self.recorder.observe(step)
-        else:
-            self.end()
+        """Record a step and call the callbacks, or end the observation if the step is not finite."""
+        with self.guard():
+            values = [value for value in (step.scores, step.released) if value is not None]
+            if all(np.isfinite(value).all() for value in values):
+                self.recorder.observe(step)
+                self._is_set_up = True
+            else:
+                self.end_diverged()
 
-    def end(self) -> None:
-        """Record no further step: the training run may continue, but its gradients reveal nothing more."""
-        self.is_over = True
-        overflow = ", or a norm overflows, as in half precision, for canaries of 1e6 clipping norms"
-        gap = (
-            f"steps from step {self.index} on are not audited: its gradients are not finite, so the training "
-            f"run diverged{'' if self.index else overflow}"
-        )
-        self.recorder.not_covered += (gap,)
-        warnings.warn(f"The audit ends: {gap}.", stacklevel=2)
+    def end_diverged(self) -> None:
+        """End the observation of a run whose gradients are not finite, which reveal nothing more."""
+        if not self.is_over:
+            self.is_over = True
+            end_diverged(self.recorder)
+
+    def end(self, reason: str) -> None:
+        """Record no further step, with one warning that gives the reason; the training run continues."""
+        if not self.is_over:
+            self.is_over = True
+            _end(self.recorder, reason)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """End the observation if the block raises, because an audit never ends a training run.
+
+        Three kinds of errors pass: those of callbacks, which end the run on purpose, an ``InputError`` before
+        the first recorded step, which shows what is wrong with the setup while nothing is lost, and whatever
+        is no ``Exception``, such as a ``KeyboardInterrupt``. Code of users and libraries is called outside.
+        """
+        try:
+            yield
+        except Exception as error:
+            is_wiring = isinstance(error, InputError) and not self._is_set_up and not self.is_over
+            if error is self.recorder.stopped_by or is_wiring:
+                raise
+            name = "" if isinstance(error, InputError) else f"{type(error).__name__} in dpaudit: "
+            self.end(f"{name}{first_line(error)}")
+
+    def guarded(self, function: Callable[P, R]) -> Callable[P, R | None]:
+        """Return a function that is called as long as the observation lasts, and ends it if it raises."""
+
+        def call(*args: P.args, **options: P.kwargs) -> R | None:
+            if not self.is_over:
+                with self.guard():
+                    return function(*args, **options)
+            return None
+
+        return call
+
+
+def end_diverged(recorder: Recorder) -> None:
+    """Close the recorder of steps that are not finite, with a warning."""
+    overflow = ", or a norm overflows, as in half precision, for canaries of 1e6 clipping norms"
+    reason = "its gradients are not finite, so the training run diverged"
+    _end(recorder, reason if recorder.num_done else reason + overflow)
+
+
+def _end(recorder: Recorder, reason: str) -> None:
+    recorder.close(reason)
+    warnings.warn(f"The audit ends: {recorder.ended[0]}.", stacklevel=3)
 
 
 class AuditedSteps:

@@ -39,6 +39,7 @@ from dpaudit.observers._neighbors import Neighbor
 from dpaudit.observers._replay import compare_neighbors
 from dpaudit.observers._replay_result import ReleaseFunction, ReplayResult
 from dpaudit.observers._residuals import KnownSum, UnknownSumError, is_refuted
+from dpaudit.observers._session import end_diverged
 from dpaudit.recording import LiveBound, ObservedCanaries, PerStep, Recorder, TrainingInfo, claimed_noise
 
 __all__ = ["ReplayResult", "observe_loss_step", "observe_step", "replay"]
@@ -216,6 +217,9 @@ class _StepAudit:
             lengths = canary.lengths(directions)
             raw, num_rows = release(norm * lengths[:, None] * directions.dense(), present)
             num_others.append(num_rows - int(np.count_nonzero(present)))
+            if not np.isfinite(raw).all():
+                end_diverged(recorder)
+                break
             released = self._divisor * raw - others.total
             clipped = np.where(present, norm * np.minimum(lengths, 1.0), 0.0)
             step = ObservedStep(

@@ -100,6 +100,8 @@ class Recorder:
         usual = _UNPLANNED_EVERY if self._planned is None else max(1, self._planned // _PEEKS)
         self._every = usual if every is None else _validate.integer("every", every)
         self._facts, self.not_covered, self._synchronize = facts, not_covered, synchronize
+        self.ended: tuple[str, ...] = ()  # why the observation ended before the training run, if it did
+        self.stopped_by: Exception | None = None  # what a callback raised to end the training run
         batches = next((check for check in checks if isinstance(check, BatchRecord)), None)
         self._batches = batches or BatchRecord()
         all_checks = [*self.scorer.checks, *checks, *(() if batches else (self._batches,))]
@@ -177,12 +179,23 @@ class Recorder:
         """Pass the live bound to the callbacks, if it is due."""
         if self.callbacks and self.num_done % self._every == 0:
             live = self.live()
-            for callback in self.callbacks:
-                callback(live)
+            try:
+                for callback in self.callbacks:
+                    callback(live)
+            except Exception as error:
+                self.stopped_by = error
+                raise
 
-    def close(self) -> None:
-        """Mark the run as over: a bound shown from now on cannot have ended it."""
+    def require_claim(self) -> None:
+        """Raise before the first step if callbacks would lack a part of the claim."""
+        if self.callbacks:
+            self._claims.claim(self.num_done or 1)
+
+    def close(self, reason: str = "") -> None:
+        """Mark the run as over: a bound shown now cannot have ended it. A ``reason`` ends its observation."""
         self._shown.is_closed = True
+        if reason:
+            self.ended = (f"steps from step {self.num_done} on are not audited: {reason}",)
 
     def live(self) -> LiveBound:
         """Return the bound from the steps so far."""
@@ -313,10 +326,12 @@ class Recorder:
         result = self.scorer.judge(observations, claim, method, was_shown=self._shown.any)
         self._shown.any = self.scorer.has_live_bound
         stopped, covers_sampling = self._may_have_stopped, self.scorer.covers_sampling
+        remarks = () if covers_sampling else self._claims.remarks(overrides)
         joined = self._tests.join(
             replace(
                 result,
-                not_covered=self.not_covered + (() if covers_sampling else self._claims.remarks(overrides)),
+                notes=(*self.ended, *result.notes),
+                not_covered=(*self.ended, *self.not_covered, *remarks),
                 times=(self._started, now()),
                 no_estimate=_MAY_HAVE_STOPPED if stopped else None,
             ),
@@ -342,10 +357,12 @@ class Recorder:
         may_be_longer = self.scorer.covers_sampling
         if claim is not None and replace(overrides, epsilon=None) != UNKNOWN:
             raise InputError("Pass either claim=... or its numbers, not both.")
-        if claim is None:
-            claim = self._claims.claim(self.num_done, overrides, may_be_longer=may_be_longer)
-        else:
+        if claim is not None:
             claim = claim.with_epsilon(overrides.epsilon)
+        else:
+            if self.ended and may_be_longer:  # the recorded steps alone are a shorter run
+                overrides = replace(overrides, num_steps=self.num_done)
+            claim = self._claims.claim(self.num_done, overrides, may_be_longer=may_be_longer)
         self.scorer.require_signal(claim)
         return claim, self.scorer.observations(claim)
 
@@ -409,7 +426,7 @@ class Recorder:
         """Return what a copy needs, which can be audited but belongs to no training run."""
         self._wait()
         facts = None if self._facts is None else FrozenValue(self._facts())
-        return {**vars(self), "_facts": facts, "_synchronize": None, "callbacks": []}
+        return {**vars(self), "_facts": facts, "_synchronize": None, "callbacks": [], "stopped_by": None}
 
     def _wait(self) -> None:
         if self._synchronize is not None:
@@ -417,7 +434,7 @@ class Recorder:
 
     def _require_steps(self) -> None:
         if self.num_done == 0:
-            raise InputError("No step was recorded. Did training run?")
+            raise InputError(". ".join(("No step was recorded", *self.ended, "Did training run?")))
 
     def _note_peek(self) -> None:
         """Note that the bound is shown; an empty curve of a whole run shows none."""

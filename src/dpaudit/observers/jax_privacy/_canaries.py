@@ -197,6 +197,7 @@ class GradientInsertion:
         return jax.tree.map(lambda *sums: sum(sums), *totals)
 
     def _note(self, batch: Any, joined: Any, outside: Any, inside: Any, measured: Any) -> None:
+        self._callbacks.add_pending(batch, joined, measured)
         if inside and not outside and self._canary.num_variants > 1:  # what arrives is tested
             self._audited.steps.note_not_covered(
                 "clipping changes the direction of canaries, so that they are not subtracted completely and "
@@ -208,7 +209,6 @@ class GradientInsertion:
                 "changes directions, which cannot be distinguished from canaries; apply these after the "
                 "noise."
             )
-        self._callbacks.add_pending(batch, joined, measured)
 
     def subtract(self, arrived: Any, released: Any) -> Any:
         vectors, _ = self._vectors(self._made_plans)
@@ -221,9 +221,10 @@ class GradientInsertion:
     def _release(self, products: Any, arrived: Any, sampled: Any, tolerance: Any) -> FloatArray:
         """Keep the scores of a release; return the contribution of the canaries to the sum ``arrived``."""
         pending, scale = self._callbacks.take_pending(arrived, tolerance)
-        scores = (np.asarray(products, np.float64) - scale * pending.batch) / self._callbacks.norm
-        self._callbacks.finish_release(scores, pending, scale, sampled)
-        inserted = np.nan_to_num(scale * pending.inserted, nan=0.0, posinf=0.0, neginf=0.0)
+        with self._audited.steps.guard():
+            scores = (np.asarray(products, np.float64) - scale * pending.batch) / self._callbacks.norm
+            self._callbacks.finish_release(scores, pending, scale, sampled)
+        inserted: FloatArray = np.nan_to_num(scale * pending.inserted, nan=0.0, posinf=0.0, neginf=0.0)
         return inserted.astype(np.float32)
 
     def _vectors(self, plans: CanaryPlans) -> tuple[JaxCanaryVectors, Any]:

@@ -236,7 +236,7 @@ class InputInsertion:
         inputs, rows, losses = self._gradients(clip, args)
         joins = self._callbacks.presence()
         summed = partial(_summed, clip=clip, args=args, like=total)
-        together = summed(rows * joins[:, None])
+        together = summed(jnp.where(joins[:, None] > 0, rows, 0.0))  # one that is absent may be NaN
         alone = jax.lax.map(lambda row: flat(summed(row[None])), rows)
         joined = jax.tree.map(jnp.add, total, together)
         norms = clip.norm(self._callbacks.norm), self._callbacks.norm
@@ -269,7 +269,7 @@ class InputInsertion:
     def _current_examples(self) -> tuple[Any, ...]:
         """Return whether to craft canaries in this step, and their inputs and classes."""
         index = self._callbacks.audited.steps.index
-        is_due = self._canary.is_due(index, self._made_at)
+        is_due = not self._callbacks.audited.steps.is_over and self._canary.is_due(index, self._made_at)
         if is_due:
             self._examples, self._made_at = self._first_examples(index), index
         return np.bool_(is_due), *self._examples
@@ -284,17 +284,19 @@ class InputInsertion:
     def _note_inputs(self, inputs: Any, sums: Any, stray: Any, along: CanaryDirections) -> None:
         """Keep the projections of a gradient with and without canaries, and the crafted inputs."""
         self._examples = np.asarray(inputs), self._examples[1]
+        self._callbacks.add_pending(*sums)
+        is_first = self._along is None
+        self._along = self._along or jax.tree.map(np.asarray, along)
         if stray:
             raise InputError(
                 "The gradient function does not clip each example separately: the sum of all canaries "
                 "differs from the sum one by one, so examples affect each other."
             )
-        self._callbacks.add_pending(*sums)
         if self._callbacks.audited.steps.index == 0:
             self._check_first(np.asarray(along.losses), np.asarray(along.directions))
-        if self._along is None:
-            self._along = jax.tree.map(np.asarray, along)
-        elif np.abs(np.asarray(along.directions) - self._along.directions).max() > _DIRECTION_TOLERANCE:
+        if is_first:
+            return
+        if np.abs(np.asarray(along.directions) - self._along.directions).max() > _DIRECTION_TOLERANCE:
             raise InputError("All gradients of one step must be computed at the same weights.")
 
     def _check_first(self, losses: np.ndarray, directions: np.ndarray) -> None:
@@ -334,11 +336,12 @@ class InputInsertion:
         along, self._along = self._along, None
         pending, scale = self._callbacks.take_pending(arrived, tolerance)
         assert along is not None  # _current_directions comes first
-        others = scale * (pending.batch + np.asarray(along.others, np.float64))
-        scores = (np.asarray(products, np.float64) - others) / along.lengths
-        lengths = np.where(np.any(along.directions, axis=1), along.lengths / self._callbacks.norm, 0.0)
-        self._callbacks.finish_release(scores, pending, scale, sampled, lengths=lengths)
-        return np.full_like(products, scale)
+        with self._callbacks.audited.steps.guard():
+            others = scale * (pending.batch + np.asarray(along.others, np.float64))
+            scores = (np.asarray(products, np.float64) - others) / along.lengths
+            lengths = np.where(np.any(along.directions, axis=1), along.lengths / self._callbacks.norm, 0.0)
+            self._callbacks.finish_release(scores, pending, scale, sampled, lengths=lengths)
+        return np.full_like(products, np.mean(scale))
 
 
 def _summed(rows: jax.Array, *, clip: JaxClip, args: Any, like: Any) -> Any:

@@ -120,7 +120,9 @@ def _observed_step(train_step: Any, wrap: JaxObserver) -> FunctionType:
             "The model's train_step is not the one that keras_api.make_private gave it; pass the model as "
             "it was returned, and replace its train_step inside the with block."
         )
-    view = _LibraryView(jax_privacy, {"clipped_grad": wrap.gradient, "gaussian_privatizer": wrap.privatizer})
+    observed = {"clipped_grad": wrap.gradient, "gaussian_privatizer": wrap.privatizer}
+    guarded = {name: wrap.steps.guarded(function) for name, function in observed.items()}
+    view = _LibraryView(jax_privacy, guarded)
     variables = {name: view.seen(name, value) for name, value in step.__globals__.items()}
     for name, value in variables.items():
         if isinstance(value, FunctionType) and value.__globals__ is step.__globals__:
@@ -152,5 +154,9 @@ class _LibraryView:
             return _LibraryView(value, self._observed)
         if name not in self._observed:
             return value
-        observe = self._observed[name]
-        return lambda *args, **options: observe(value(*args, **options))
+
+        def create(*args: Any, **options: Any) -> Any:
+            function = value(*args, **options)
+            return self._observed[name](function) or function
+
+        return create

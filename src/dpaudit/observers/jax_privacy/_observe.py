@@ -131,6 +131,7 @@ def observe(
     wrap = JaxObserver(step_callbacks, insertion, max_grad_norm, tests_rows=True)
     observed = Observed(wrap.gradient(grad_fn), wrap.privatizer(privatizer), audited.steps.recorder)
     observed.barrier = barrier
+    observed.recorder.require_claim()
     return observed
 
 
@@ -159,6 +160,7 @@ class JaxObserver:
         tests_rows: bool = False,
     ) -> None:
         self._callbacks, self._insertion, self._tests_rows = callbacks, insertion, tests_rows
+        self.steps = callbacks.audited.steps
         self._stated = None if max_grad_norm is None else _validate.positive("max_grad_norm", max_grad_norm)
         callbacks.scale.free = max_grad_norm is not None
 
@@ -173,6 +175,12 @@ class JaxObserver:
         def observed(*args: Any, **kwargs: Any) -> Any:
             result = grad_fn(*args, **kwargs)
             total = result[0] if clip.has_aux else result
+            joined = self.steps.guarded(join)(args, kwargs, result, total)
+            if joined is None:
+                return result
+            return (joined, *result[1:]) if clip.has_aux else joined
+
+        def join(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, total: Any) -> Any:
             self._callbacks.audited.lay_out(_layout(total, clip.norm(bound)))
             measured = clip.measured(args, kwargs, result)
             weights = measured["weights"]
@@ -181,8 +189,7 @@ class JaxObserver:
                 "weights": None if weights is None else self._callbacks.sample(weights),
                 "row_digests": clip.digests(args, kwargs) if self._tests_rows else None,
             }
-            joined = self._insertion.join(clip, args, total, measured)
-            return (joined, *result[1:]) if clip.has_aux else joined
+            return self._insertion.join(clip, args, total, measured)
 
         return BoundedSensitivityCallable(marked(observed), clip.bound, clip.has_aux)
 
@@ -197,11 +204,17 @@ class JaxObserver:
         def update(*args: Any, **kwargs: Any) -> Any:
             call = signature.bind(*args, **kwargs)
             name, arrived = next(iter(call.arguments.items()))
-            self._require_like(arrived)
-            released, _ = privatizer.update(*call.args, **call.kwargs)
-            self._require_like(released)
-            call.arguments[name] = self._insertion.subtract(arrived, released)
+            self.steps.guarded(self._require_like)(arrived)
+            released, state = privatizer.update(*call.args, **call.kwargs)
+            without = self.steps.guarded(subtract)(arrived, released)
+            if without is None:
+                return released, state
+            call.arguments[name] = without
             return privatizer.update(*call.args, **call.kwargs)
+
+        def subtract(arrived: Any, released: Any) -> Any:
+            self._require_like(released)
+            return self._insertion.subtract(arrived, released)
 
         return privatizer._replace(update=marked(update))
 

@@ -104,20 +104,28 @@ class StepCallbacks:
         self._outside: dict[str, Callable[..., Any]] = {}
 
     def call(self, function: Callable[..., Any], result: Any, *args: Any) -> Any:
-        """Call ``function`` on the host whenever the compiled code reaches this point, in order."""
-        outside = self._outside.setdefault(function.__name__, partial(self._called, function))
-        return io_callback(outside, result, *args, ordered=True)  # a new object would trigger recompilation
+        """Call ``function`` on the host whenever the compiled code reaches this point, in order.
 
-    def _called(self, function: Callable[..., Any], *values: Any) -> Any:
+        If it fails, the observation ends, and the result is zeros.
+        """
+        # a new object would trigger recompilation
+        outside = self._outside.setdefault(
+            f"{function.__name__} {result}", partial(self._called, function, result)
+        )
+        return io_callback(outside, result, *args, ordered=True)
+
+    def _called(self, function: Callable[..., Any], result: Any, *values: Any) -> Any:
         with self._barrier.in_step(), np.errstate(invalid="ignore"):  # a NaN ends the audit
             try:
-                return function(*values)
+                with self.audited.steps.guard():
+                    return function(*values)
             except InputError as error:
                 self._barrier.raised = error
                 raise error.with_traceback(None) from None  # compiled code quotes every frame
             except Exception as error:
                 self._barrier.raised = error
                 raise
+        return jax.tree.map(lambda array: np.zeros(array.shape, array.dtype), result)
 
     def presence(self) -> jax.Array:
         """Return 1 for each canary to add to this gradient, else 0; called inside compiled code."""
@@ -140,7 +148,8 @@ class StepCallbacks:
     def end(self, weights: Any) -> None:
         """Note the weights after the last step, for a run that continues with them."""
         if self._sample is not None:
-            self.audited.steps.history.end(self.sample(weights))
+            with self.audited.steps.guard():
+                self.audited.steps.history.end(self.sample(weights))
 
     def sample_release(self, released: Any, arrived: Any) -> dict[str, jax.Array]:
         """Return what is recorded of output and input of the privatizer; called inside compiled code."""
@@ -156,6 +165,14 @@ class StepCallbacks:
 
     def add_pending(self, batch: Any, joined: Any, measured: Mapping[str, Any]) -> None:
         """Add the projections of a gradient without and with canaries, and what was measured of it."""
+        # sums of many gradients need double precision
+        sums, seen = (np.asarray(batch, np.float64), np.asarray(joined, np.float64)), ObservedStep()
+        with self.audited.steps.guard():
+            seen = self._seen(measured)
+        pending = PendingSum(*sums, seen)
+        self._pending = pending if self._pending is None else self._pending.plus(pending)
+
+    def _seen(self, measured: Mapping[str, Any]) -> ObservedStep:
         seen, digests = dict(measured), measured["row_digests"]
         for name in ("examples", "weights"):
             seen[name] = None if seen[name] is None else np.asarray(seen[name], np.float64)
@@ -167,29 +184,29 @@ class StepCallbacks:
             halves = np.asarray(digests, np.uint64)
             digests = (halves[:, 0] << np.uint64(32)) | halves[:, 1]
             seen["row_digests"] = digests[digests != 0]
-        # sums of many gradients need double precision
-        sums = np.asarray(batch, np.float64), np.asarray(joined, np.float64)
-        pending = PendingSum(*sums, ObservedStep(**seen))
-        self._pending = pending if self._pending is None else self._pending.plus(pending)
+        return ObservedStep(**seen)
 
-    def take_pending(self, arrived: Any, tolerance: Any) -> tuple[PendingSum, float]:
-        """Return the pending sum and the factor by which the loop multiplied it.
+    def take_pending(self, arrived: Any, tolerance: Any) -> tuple[PendingSum, Any]:
+        """Return the pending sum and the factor by which the loop multiplied it, 0 without canaries.
 
-        Gradients that are not finite end the recording.
+        Gradients that are not finite, or another factor than before, end the observation: the factors are
+        then those of each canary.
         """
         pending, self._pending = self._pending, None
         if pending is None:
             raise InputError(NO_GRADIENT)
         values, steps = np.asarray(arrived, np.float64), self.audited.steps
-        if not steps.is_over and not (np.isfinite(pending.joined).all() and np.isfinite(values).all()):
-            steps.end()
-        if steps.is_over:
-            return pending, self.scale.factor or 1.0
-        try:
-            return pending, self.scale.of(pending, values, self.norm, float(tolerance))
-        except InputError:
-            self._present, self._releases = None, []  # the interrupted step is discarded
-            raise
+        if not (np.isfinite(pending.joined).all() and np.isfinite(values).all()):
+            steps.end_diverged()
+        if not steps.is_over:
+            try:
+                with steps.guard():
+                    return pending, self.scale.of(pending, values, self.norm, float(tolerance))
+            except InputError:
+                self._present, self._releases = None, []  # the interrupted step is discarded
+                raise
+        present, self._present = self._present, None
+        return pending, 0.0 if present is None else self.scale.of_each(pending, values)
 
     def finish_release(
         self,
@@ -285,6 +302,12 @@ class SumScale:
         if pending.inserted.any():  # without canaries, the factor does not matter
             self.factor = scale
         return scale
+
+    def of_each(self, pending: PendingSum, arrived: FloatArray) -> FloatArray:
+        """Return how much of each canary is left in a sum that is no such multiple, as after freezing."""
+        most = max(self.factor or 1.0, _fitted(pending.joined, arrived))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.clip(np.nan_to_num(arrived / pending.joined, nan=most), 0.0, most)
 
 
 def _fitted(joined: FloatArray, arrived: FloatArray) -> float:

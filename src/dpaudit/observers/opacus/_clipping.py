@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from dpaudit._interrupts import machine_fault
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.errors import InputError
-from dpaudit.observers._session import attribute_restored, replaced
+from dpaudit.errors import InputError, first_line
+from dpaudit.observers._arrays import attribute_restored, replaced
 
 _UNSUPPORTED: dict[type, str] = {
     DistributedPerLayerOptimizer: "it clips and adds noise during the backward pass, one layer at a time; "
@@ -229,12 +229,11 @@ def _own_clipping(optimizer: DPOptimizer, num_rows: int) -> Iterator[None]:
     except Exception as error:
         if is_of_opacus(optimizer, "clip_and_accumulate") or machine_fault(error) is not None:
             raise
-        text = (str(error).splitlines() or ["no message"])[0]
         raise InputError(
             "clip_and_accumulate() must clip any rows in grad_samples: canaries are clipped in a call of "
             f"their own, after that for the batch, and with {num_rows} of them it raised "
-            f"{type(error).__name__}: {text} (Does it use one weight per example of the batch? Compute the "
-            "weights from grad_samples.)"
+            f"{type(error).__name__}: {first_line(error)}. (Does it use one weight per example of the "
+            "batch? Compute the weights from grad_samples.)"
         ) from error
 
 

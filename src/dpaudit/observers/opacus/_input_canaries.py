@@ -29,7 +29,7 @@ from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, loss_of
 from dpaudit._types import IntArray
 from dpaudit.canaries import CanaryCoins, InputCanary, split_indices
 from dpaudit.errors import InputError
-from dpaudit.observers._session import attribute_restored
+from dpaudit.observers._arrays import attribute_restored
 from dpaudit.observers.opacus._clipping import (
     CoordinateIndex,
     PerSampleClip,

@@ -167,7 +167,8 @@ def observe(
         noise_multiplier=float(optimizer.noise_multiplier), sample_rate=accounted_rate(optimizer)
     ).overridden(numbers)
     claimed = ClaimedStep(noise_multiplier=read.noise_multiplier or 0.0, sample_rate=read.sample_rate)
-    others.exchange(steps.checks, claimed)  # not after an error, which another process may not have
+    with steps.guard():  # not after an error, which another process may not have
+        others.exchange(steps.checks, claimed)
 
 
 class _OtherRanks:

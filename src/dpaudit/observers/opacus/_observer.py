@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,8 @@ from dpaudit._torch import largest_absolute
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.diagnostics import CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError
-from dpaudit.observers._session import StepRecorder, replaced
+from dpaudit.observers._arrays import replaced
+from dpaudit.observers._session import StepRecorder
 from dpaudit.observers.opacus._clipping import (
     CoordinateIndex,
     flat,
@@ -58,6 +59,7 @@ class _Step:
 
     projection: CanaryProjection
     present: BoolArray
+    parameters: list[Any]  # of the optimizer
     sums: list[Tensor]  # the optimizer's own tensors, which contain the canaries
     before: Tensor  # the clipped sum of the examples
     after: Tensor  # that sum and the canaries
@@ -99,6 +101,7 @@ class OpacusObserver:
         self._leaves = coordinates.named([] if training.network is None else training.names)
         self._step: _Step | None = None
         self._update_depth = 0  # of calls of step() inside each other
+        self._is_over = False  # in all processes
         self._post_processing = PostProcessing()
         index = CoordinateIndex(coordinates.indices, training.optimizer.params)
         self._weights = WeightWatch(training.optimizer.params, training.names, index)
@@ -108,12 +111,12 @@ class OpacusObserver:
     def installed(self) -> Iterator[None]:
         """Observe the steps inside the block; the optimizer is restored at its end."""
         self._add_noise = self._optimizer.add_noise
+        guarded = self._steps.guarded
         with ExitStack() as undo:
             undo.enter_context(replaced(self._optimizer, "add_noise", self._insert_and_add_noise))
-            undo.enter_context(
-                watched(self._optimizer, "scale_grad", before=self._before_scaling, after=self._after_scaling)
-            )
-            undo.callback(lambda: self._steps.history.end(self._weights.numbers()))
+            before, after = guarded(self._before_scaling), guarded(self._after_scaling)
+            undo.enter_context(watched(self._optimizer, "scale_grad", before=before, after=after))
+            undo.callback(self._end_run)
             undo.callback(self._end_step)
             inside = updating_optimizer(self._optimizer)
             undo.callback(inside.register_step_pre_hook(self._before_update).remove)
@@ -121,9 +124,13 @@ class OpacusObserver:
             inside._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # others may change weights
             undo.callback(handle.remove)
             if self._drawn is not None:
-                undo.enter_context(self._drawn.installed())
-            undo.enter_context(self._sums.installed())
+                undo.enter_context(self._drawn.installed(self._steps))
+            undo.enter_context(self._sums.installed(self._steps))
             yield
+
+    def _end_run(self) -> None:
+        with self._steps.guard():
+            self._steps.history.end(self._weights.numbers())
 
     def _before_scaling(self) -> None:
         """Prepare for ``scale_grad``, which divides the noisy sum."""
@@ -135,27 +142,20 @@ class OpacusObserver:
 
     def _insert_and_add_noise(self) -> None:
         """Replace ``add_noise``, which the optimizer calls once for the sum of a step."""
-        if self._steps.is_over:
-            self._add_noise()
-            return
         self._update_depth = 0  # also after an update that raised an error
-        parameters: list[Any] = self._optimizer.params
-        sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
-        example_norm, fields = self._sums.before_noise(sums)
-        fields["changed_weights"] = self._weights.changed()
-        with self._sums.paused():
-            self._step = self._insert(sums, example_norm, fields)
-        versions = [total._version for total in sums]
+        step = self._step = self._steps.guarded(self._prepared)()
+        if not self._is_over and not self._ranks.agree(step is not None, self._optimizer.params):
+            self._is_over, self._step = True, None
+            self._steps.end("the observation ended in another process, whose warning says why")
+        elif step is not None:
+            step.index.write(step.sums, step.after)
+        versions = [] if step is None else [total._version for total in step.sums]
         try:
             self._add_noise()
         except BaseException:
             self._end_step()
             raise
-        self._separate_gradients()
-        if self._repeated.is_due(self._steps.index):
-            fields["follows_release"] = self._follows_release(versions)
-        if self._ranks.world_size == 1:  # otherwise the gradients of other ranks are added
-            self._post_processing.note(parameters)
+        self._steps.guarded(self._note_noisy)(versions)
 
     def _follows_release(self, versions: list[int]) -> bool | None:
         """Return whether the update is a function of the release; None if it cannot be repeated."""
@@ -170,19 +170,28 @@ class OpacusObserver:
         return follows
 
     @torch.no_grad()
-    def _insert(self, sums: list[Tensor], example_norm: float, fields: dict[str, Any]) -> _Step:
-        """Add the canaries of this step to the sums, in place."""
+    def _prepared(self) -> _Step:
+        """Return the step in progress, whose canaries are not yet in its sums."""
+        parameters: list[Any] = self._optimizer.params
+        sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
+        example_norm, fields = self._sums.before_noise(sums)
+        fields["changed_weights"] = self._weights.changed()
+        with self._sums.paused():
+            return self._with_canaries(sums, example_norm, fields)
+
+    def _with_canaries(self, sums: list[Tensor], example_norm: float, fields: dict[str, Any]) -> _Step:
+        """Return the step with its canaries."""
         step, coins = self._steps.index, self._canaries.coins
         members = np.flatnonzero(coins.coins(step)) if self._drawn is None else self._drawn.members(step)
         before = self._canaries.index(step).read(sums)
         own_members = members if self._ranks.inserts else members[:0]  # otherwise another rank adds them
         projection, after = self._canaries.added(step, own_members, before)
-        projection.index.write(sums, after)
         present = np.zeros(coins.num_canaries, dtype=np.bool_)
         present[members] = True
         return _Step(
             projection=projection,
             present=present,
+            parameters=list(self._optimizer.params),
             sums=sums,
             before=before,
             after=after,
@@ -193,7 +202,7 @@ class OpacusObserver:
             fields=fields,
         )
 
-    def _separate_gradients(self) -> None:
+    def _note_noisy(self, versions: list[int]) -> None:
         """Copy gradients that share the memory of the sums, as where another rank adds the noise."""
         for parameter in self._optimizer.params:
             gradient, total = parameter.grad, parameter.summed_grad
@@ -202,6 +211,10 @@ class OpacusObserver:
                 and gradient.untyped_storage().data_ptr() == total.untyped_storage().data_ptr()
             ):
                 parameter.grad = gradient.clone()
+        if self._step is not None and self._repeated.is_due(self._steps.index):
+            self._step.fields["follows_release"] = self._follows_release(versions)
+        if self._ranks.world_size == 1:  # otherwise the gradients of other ranks are added
+            self._post_processing.note(self._optimizer.params)
 
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
@@ -210,58 +223,63 @@ class OpacusObserver:
         Hooks run once more if ``step()`` of a class calls that of its base class: the same update.
         """
         step, self._step, self._update_depth = self._step, None, self._update_depth + 1
-        if step is None and (self._update_depth > 1 or self._steps.is_over):
-            return
         if step is None:
-            raise InputError(
-                "The optimizer did not call add_noise() before this update, so there is no noise to observe."
-            )
+            if self._update_depth == 1:
+                self._steps.guarded(_raise_without_noise)()
+            return
+        # what needs all processes comes first: none may wait for one in which something else fails
         divisor = self._divisor()
-        gradients: list[Tensor] = [parameter.grad for parameter in self._optimizer.params]
-        release = self._post_processing.before(gradients, divisor, step.index)
-        scores = step.projection.project(release.numbers) * divisor - self._ranks.sum(step.background)
-        values = scores.double().cpu().numpy()
-        observed = None
-        if np.isfinite(values).all() and release.is_finite():
-            self._params.note_step(step.noise_multiplier)
-            self._lints.note_step(step.noise_multiplier)
-            observed = self._observed(values, release, divisor, step)
         inserted = self._ranks.inserted(step.after - step.before) / divisor
-        self._subtract(inserted, release, step.index)
-        self._restore(step)
-        if observed is None:
-            self._sums.stop()
-            self._steps.end()
-        else:
-            self._steps.recorder.observe(observed)
+        background = self._ranks.sum(step.background)
+        sums = torch.stack([step.after, step.before]).index_select(1, self._sampled(step.index))
+        sums, release, observed = self._ranks.sum(sums), None, None
+        try:
+            if not self._steps.is_over:
+                with self._steps.guard():
+                    gradients: list[Tensor] = [parameter.grad for parameter in step.parameters]
+                    release = self._post_processing.before(gradients, divisor, step.index)
+                    scores = step.projection.project(release.numbers) * divisor - background
+                    observed = self._observed(scores.double().cpu().numpy(), sums, release, divisor, step)
+        finally:
+            with self._steps.guard():
+                self._subtract(inserted, release, step)
+            self._restore(step)
+        if observed is not None:
+            self._steps.record(observed)
 
-    def _subtract(self, inserted: Tensor, release: Release, index: CoordinateIndex) -> None:
+    def _subtract(self, inserted: Tensor, release: Release | None, step: _Step) -> None:
         """Subtract the canaries from the gradients of the update."""
-        parameters: list[Any] = self._optimizer.params
-        gradients = [parameter.grad for parameter in parameters]
-        if release.update is None:
-            index.write(gradients, release.numbers - inserted)
+        gradients = [parameter.grad for parameter in step.parameters]
+        if release is None or release.update is None:
+            numbers = step.index.read(gradients) if release is None else release.numbers
+            step.index.write(gradients, numbers - inserted)
             return
         vector = flat(release.tensors)
-        vector[torch.as_tensor(index.coordinates, device=vector.device)] = release.numbers - inserted
+        vector[torch.as_tensor(step.index.coordinates, device=vector.device)] = release.numbers - inserted
         surplus = flat(gradients) - release.update(vector)
-        for parameter, difference in split_like(surplus, parameters):
+        for parameter, difference in split_like(surplus, step.parameters):
             parameter.grad = parameter.grad - difference.to(parameter.grad.dtype)
 
     def _after_update(self, *_: Any) -> None:
         self._update_depth -= 1
         if self._update_depth == 0:
-            self._weights.note_update()
+            self._steps.guarded(self._weights.note_update)()
 
-    def _observed(self, scores: FloatArray, release: Release, divisor: float, step: _Step) -> ObservedStep:
-        """Return what was seen of a step."""
+    def _observed(
+        self, scores: FloatArray, sums: Tensor, release: Release, divisor: float, step: _Step
+    ) -> ObservedStep | None:
+        """Return what was seen of a step; end the observation if its release is not finite."""
+        if not (np.isfinite(scores).all() and release.is_finite()):
+            self._steps.end_diverged()
+            return None
+        self._params.note_step(step.noise_multiplier)
+        self._lints.note_step(step.noise_multiplier)
         lengths = step.projection.lengths
         canaries: dict[str, Any] = {"scores": scores, "present": step.present, "lengths": lengths}
         if not self._steps.recorder.tests_noise:
             return ObservedStep(**canaries)
         sampled = self._sampled(step.index)
-        sums = torch.stack([step.after, step.before]).index_select(1, sampled)
-        total, examples = self._ranks.sum(sums).double().cpu().numpy()
+        total, examples = sums.double().cpu().numpy()
         return ObservedStep.of_release(
             release.numbers.index_select(0, sampled).double().cpu().numpy(),
             total,
@@ -316,7 +334,7 @@ class OpacusObserver:
 
     def _restore(self, step: _Step) -> None:
         step.index.write(step.sums, step.before)
-        for parameter, total in zip(self._optimizer.params, step.sums, strict=True):
+        for parameter, total in zip(step.parameters, step.sums, strict=True):
             if hasattr(parameter.summed_grad, "_processed"):  # the mark that Opacus sets on a used sum
                 total._processed = True  # type: ignore[attr-defined]
             parameter.summed_grad = total
@@ -336,6 +354,12 @@ def check_unobserved(optimizer: DPOptimizer) -> None:
     """Raise if another observer is installed: its canaries would be mistaken for examples."""
     if isinstance(getattr(optimizer.add_noise, "__self__", None), OpacusObserver):
         raise InputError("The optimizer already has another observer; observe it only once.")
+
+
+def _raise_without_noise() -> None:
+    raise InputError(
+        "The optimizer did not call add_noise() before this update, so there is no noise to observe."
+    )
 
 
 def _checked_sum(parameter: Any, index: int) -> Tensor:
@@ -363,6 +387,12 @@ class Ranks:
         self._last = self.world_size - 1
         self._all_insert = sampling or self.world_size == 1
         self.inserts = self._all_insert or distributed.get_rank() == self._last
+
+    def agree(self, is_ready: bool, parameters: Sequence[Tensor]) -> bool:
+        """Return whether all ranks are ready for a step with canaries."""
+        if self.world_size == 1:
+            return is_ready
+        return float(self.sum(parameters[0].new_full((1,), float(is_ready)))) == self.world_size
 
     def agree_on(self, seed: int) -> int:
         """Return the seed of the first rank on all ranks."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpaudit._torch import largest_absolute
 from dpaudit._types import FloatArray
-from dpaudit.observers._session import attribute_restored, replaced
+from dpaudit.observers._arrays import attribute_restored, replaced
 from dpaudit.observers.opacus._clipping import (
     CoordinateIndex,
     at_least_single,

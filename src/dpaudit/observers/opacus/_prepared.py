@@ -37,6 +37,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRa
 from dpaudit._types import IntArray
 from dpaudit.diagnostics import BatchRecord, CheckResults, ClaimedStep, Finding
 from dpaudit.errors import InputError
+from dpaudit.observers._session import StepRecorder
 from dpaudit.recording import DPSGDParams
 
 Epoch: TypeAlias = Callable[[], Iterator[Any]]
@@ -349,22 +350,27 @@ class LoaderBatches:
         self._poisson_rate = self._sampler.sample_rate if isinstance(self._sampler, samplers) else None
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self, steps: StepRecorder) -> Iterator[None]:
         """Follow the loader inside the block, unless another hook does."""
         if not self._is_followed or not hasattr(self._sampler, "__dict__"):
             yield
             return
-        with iterated_by(self._sampler, self._noting):
+        note = steps.guarded(self._note)
+
+        def noting(epoch: Epoch) -> Iterator[Any]:
+            for batch in epoch():
+                note(batch)
+                yield batch
+
+        with iterated_by(self._sampler, noting):
             yield
 
-    def _noting(self, epoch: Epoch) -> Iterator[Any]:
-        for batch in epoch():
-            self._num_batches += 1
-            indices = np.asarray(batch, dtype=np.int64).reshape(-1)
-            if self._subset is not None:
-                indices = np.searchsorted(self._subset, indices).astype(np.int64)
-            self.record.add_drawn_batch(indices, self._num_examples or 0)
-            yield batch
+    def _note(self, batch: Any) -> None:
+        self._num_batches += 1
+        indices = np.asarray(batch, dtype=np.int64).reshape(-1)
+        if self._subset is not None:
+            indices = np.searchsorted(self._subset, indices).astype(np.int64)
+        self.record.add_drawn_batch(indices, self._num_examples or 0)
 
     @property
     def is_unused(self) -> bool:

@@ -26,6 +26,7 @@ from dpaudit._types import IntArray
 from dpaudit.canaries import CanaryCoins, CanaryPlan
 from dpaudit.diagnostics import BatchRecord
 from dpaudit.errors import InputError
+from dpaudit.observers._session import StepRecorder
 from dpaudit.observers.opacus._clipping import OpacusClip, watched
 from dpaudit.observers.opacus._prepared import Epoch, PreparedTraining, iterated_by
 
@@ -68,11 +69,15 @@ class SampledMembership:
         self._canary[np.sort(positions)] = canaries
         self._example = np.cumsum(self._canary < 0) - 1
         self._num_batches, self._num_drawn, self._num_added = 0, 0, 0
+        self._error: InputError | None = None
         num_prefetched = int(loader.num_workers * (loader.prefetch_factor or 0))
         self._queue = BatchQueue(num_prefetched, getattr(loader.collate_fn, "rand_on_empty", False))
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self, steps: StepRecorder) -> Iterator[None]:
+        self._steps = steps
+
+        @steps.guarded
         def note_backward() -> None:
             self._queue.note_backward(self._clip.batch_sizes())
 
@@ -88,7 +93,10 @@ class SampledMembership:
 
     def check_complete(self, claimed_rate: float) -> None:
         """Raise before a verdict if a batch was used in no step, or the sampler drew too few canaries."""
-        self._queue.check_consumed(self._clip.pending_batch_sizes())
+        if self._error is not None:
+            raise self._error
+        if not self._steps.is_over:
+            self._queue.check_consumed(self._clip.pending_batch_sizes())
         if self._sampler.is_trusted:
             return
         rate = claimed_rate if self._sampler.rate is None else min(self._sampler.rate, claimed_rate)
@@ -102,25 +110,41 @@ class SampledMembership:
 
     def _batches(self, epoch: Epoch) -> Iterator[list[int]]:
         """Yield the batches of an epoch, without canaries."""
-        self._queue.start_epoch(self._clip.pending_batch_sizes())
+        with self._steps.guard():
+            self._queue.start_epoch(self._clip.pending_batch_sizes())
+        if self._steps.is_over:
+            yield from epoch()
+            return
         num_entries = 0
-        for batch in self._sampler.batches(epoch):
+        for batch in self._sampler.batches(epoch, self._auditable):
             entries = np.asarray(batch, dtype=np.int64)
-            canaries = self._canary[entries]
-            members = canaries[canaries >= 0]
-            self._num_batches += 1
-            self._num_drawn += len(members)
-            self._num_added += int((entries >= self._sampler.num_examples).sum())
-            num_entries += len(entries)
-            self._queue.push(members, len(entries) - len(members))
+            canaries, num_entries = self._canary[entries], num_entries + len(entries)
             examples = self._example[entries[canaries < 0]]
-            self._drawn.add_drawn_batch(examples, self._sampler.num_examples)
+            self._steps.guarded(self._note)(entries, canaries[canaries >= 0], examples)
             yield examples.tolist()
-        self._queue.end_epoch()
-        self._check_new_entries(num_entries)
+        with self._auditable():
+            self._end_epoch(num_entries)
 
-    def _check_new_entries(self, num_entries: int) -> None:
+    @contextmanager
+    def _auditable(self) -> Iterator[None]:
+        """Keep an error that shows that canaries are no entries of the data set: there is no verdict."""
+        with self._steps.guard():
+            try:
+                yield
+            except InputError as error:
+                self._error = self._error or error
+                raise
+
+    def _note(self, entries: IntArray, members: IntArray, examples: IntArray) -> None:
+        self._num_batches += 1
+        self._num_drawn += len(members)
+        self._num_added += int((entries >= self._sampler.num_examples).sum())
+        self._queue.push(members, len(examples))
+        self._drawn.add_drawn_batch(examples, self._sampler.num_examples)
+
+    def _end_epoch(self, num_entries: int) -> None:
         """Raise if the sampler keeps an earlier list of entries, which would omit examples."""
+        self._queue.end_epoch()
         old, total = self._sampler.num_examples, len(self._canary)
         expected = num_entries * (total - old) / total
         if self._num_added == 0 and not self._sampler.is_trusted and expected > _MIN_EXPECTED:
@@ -198,21 +222,22 @@ class SamplerWithCanaries:
         """Iterate over the sampler through ``batches``, which receives the sampler's own epochs."""
         return iterated_by(self._sampler, batches, **{_MARK: True})
 
-    def batches(self, epoch: Epoch) -> Iterator[list[int]]:
-        """Yield the batches of an epoch, including canaries."""
+    def batches(self, epoch: Epoch, guard: Callable[[], AbstractContextManager[None]]) -> Iterator[list[int]]:
+        """Yield the batches of an epoch, including canaries; other sizes than stated are an error."""
         with _changed(self._changes):
             drawn = iter(epoch())
         for size in repeat(None) if self._sizes is None else self._sizes:
             sized = {} if size is None else {(self._sampler, "batch_size"): size}
             with _changed(self._changes | sized):
                 batch: list[int] | None = next(drawn, None)
-            if batch is None and size is None:
+            with guard():
+                if size is not None and len(batch or ()) != size:
+                    raise InputError(
+                        f"The {type(self._sampler.sampler).__name__} must have {size} entries for a batch, "
+                        f"got {len(batch or ())}: it draws from another number of entries than it states."
+                    )
+            if batch is None and size != 0:
                 return
-            if size is not None and len(batch or ()) != size:
-                raise InputError(
-                    f"The {type(self._sampler.sampler).__name__} must have {size} entries for a batch, got "
-                    f"{len(batch or ())}: it draws from another number of entries than it states."
-                )
             yield batch or []
 
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dpaudit.diagnostics import CheckResults, ClaimedStep, Finding
-from dpaudit.observers._session import attribute_restored
+from dpaudit.observers._arrays import attribute_restored
+from dpaudit.observers._session import StepRecorder
 from dpaudit.observers.opacus._clipping import flat, product_precision, rows_to_clip, tensor_norms
 from dpaudit.observers.opacus._snapshot import TorchSnapshot
 
@@ -104,11 +105,12 @@ class ExampleGradients:
         self.facts = ExampleFacts(has_ghost_norms=ghost is not None)
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self, steps: StepRecorder) -> Iterator[None]:
         """Keep the gradients of the first batches inside the block."""
+        self._compare = steps.guarded(self._compare_norms)
         if self._ghost is None and self.num_left:
             for index, parameter in enumerate(self._optimizer.params):
-                self._undo.callback(parameter.register_hook(self._noting(index)).remove)
+                self._undo.callback(parameter.register_hook(steps.guarded(self._noting(index))).remove)
         with self._undo:
             yield
 
@@ -153,7 +155,7 @@ class ExampleGradients:
         if not self.num_left or norms is None or not len(norms) or not norms.isfinite().all():
             return coefficients
         watched, is_first = coefficients.as_subclass(_Coefficients), itertools.count()
-        watched.note = lambda losses: None if next(is_first) else self._compare_norms(losses, norms)
+        watched.note = lambda losses: None if next(is_first) else self._compare(losses, norms)
         return watched
 
     def _compare_norms(self, losses: Tensor, norms: Tensor) -> None:

@@ -9,7 +9,7 @@ The batches that rows are compared with are in ``LoaderBatches``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dpaudit._types import FloatArray
 from dpaudit.diagnostics import CheckResults, ClaimedStep, Finding, SumChange
+from dpaudit.observers._session import StepRecorder
 from dpaudit.observers.opacus._clipping import (
     GhostClip,
     OpacusClip,
@@ -77,27 +78,24 @@ class SumObserver:
         self._norms: FloatArray = np.zeros(0)
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self, steps: StepRecorder) -> Iterator[None]:
         """Follow the sums inside the block; the optimizer is restored at its end."""
         adds = "clip_and_accumulate" if self._module is None else "accumulate"
+
+        def watch(owner: Any, name: str, **functions: Callable[..., object]) -> None:
+            guarded = {when: steps.guarded(function) for when, function in functions.items()}
+            undo.enter_context(watched(owner, name, **guarded))
+
         with ExitStack() as undo:
-            undo.enter_context(self._loader.installed())
-            undo.enter_context(self.examples.installed())
-            undo.enter_context(
-                watched(self._optimizer, adds, before=self._before_adding, after=self._after_adding)
-            )
+            undo.enter_context(self._loader.installed(steps))
+            undo.enter_context(self.examples.installed(steps))
+            watch(self._optimizer, adds, before=self._before_adding, after=self._after_adding)
             if self._module is not None:
-                undo.enter_context(watched(self._module, "get_norm_sample", after=self._note_norms))
-                undo.enter_context(
-                    watched(
-                        self._module,
-                        "get_clipping_coef",
-                        before=self._forget_norms,
-                        after=self._note_coefficients,
-                    )
-                )
+                watch(self._module, "get_norm_sample", after=self._note_norms)
+                watch(self._module, "get_clipping_coef", before=self._forget_norms)
+                watch(self._module, "get_clipping_coef", after=self._note_coefficients)
                 # the last call of a private backward pass, after which p.grad is the clipped sum
-                undo.enter_context(watched(self._module, "enable_hooks", before=self._gradients.note))
+                watch(self._module, "enable_hooks", before=self._gradients.note)
             yield
 
     @contextmanager
@@ -108,10 +106,6 @@ class SumObserver:
             yield
         finally:
             self._is_paused = False
-
-    def stop(self) -> None:
-        """Ignore all further steps."""
-        self._is_paused = True
 
     def _note_norms(self, norms: Tensor) -> None:
         if not self._is_paused:

@@ -20,13 +20,12 @@ from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.canaries import GradientCanary, ParameterLayout
 from dpaudit.diagnostics import BatchRecord, CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError
+from dpaudit.observers._arrays import attribute_restored, replaced
 from dpaudit.observers._session import (
     MIXTURE,
     AuditedSteps,
     AuditOptions,
-    attribute_restored,
     observer,
-    replaced,
     session,
 )
 from dpaudit.observers.tensorflow._clipping import (
@@ -78,11 +77,11 @@ def observe(
     try:
         with installed.installed():
             yield audited.steps.recorder
-    except Exception:
-        if installed.raised is None:
-            raise
+    except Exception as error:
+        if installed.raised is None or type(installed.raised).__name__ not in str(error):
+            raise  # an error of the user, after ours was handled
         raise installed.raised from None
-    installed.check_all_observed()
+    installed.end_if_unobserved()
 
 
 class TensorFlowObserver:
@@ -102,6 +101,7 @@ class TensorFlowObserver:
     ) -> None:
         self._optimizer, self._clip = optimizer, clip
         self._callbacks, self._params = callbacks, params
+        self._steps = callbacks.audited.steps
         self.raised: Exception | None = None
         self._own = optimizer._compute_gradients
         self._updates_before = self._num_updates()
@@ -116,15 +116,16 @@ class TensorFlowObserver:
             finally:
                 self._callbacks.is_active = False
                 if self._read_weights is not None:
-                    self._callbacks.audited.steps.history.end(self._read_weights())
+                    with self._steps.guard():
+                        self._steps.history.end(self._read_weights())
 
-    def check_all_observed(self) -> None:
-        """Raise if updates were made by a graph traced before ``observe()``."""
+    def end_if_unobserved(self) -> None:
+        """End the observation if updates were made by a graph traced before ``observe()``."""
         updates, num_calls = self._num_updates() - self._updates_before, self._callbacks.num_calls
-        if updates > num_calls:
-            raise InputError(
-                f"Only {num_calls} of {updates} updates were observed: the step was traced before "
-                "observe(). Call model.compile(...) again, or create a new tf.function."
+        if updates > num_calls and not self._steps.is_over:
+            self._steps.end(
+                f"only {num_calls} of {updates} updates were observed, because the step was traced before "
+                "observe(): call model.compile(...) again, or create a new tf.function"
             )
 
     def _num_updates(self) -> int:
@@ -132,15 +133,27 @@ class TensorFlowObserver:
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
         """Replace the optimizer's own method, which is called in each step."""
-        if tape is None and not callable(loss):
-            return self._own(loss, var_list, grad_loss, tape)  # raises an error
+        begun = None
+        if tape is not None or callable(loss):  # anything else is an error of the optimizer
+            with self._keeping_first_error():
+                begun = self._steps.guarded(self._begun)(var_list)
+        if begun is None:
+            return self._own(loss, var_list, grad_loss, tape)
         with self._keeping_first_error():
-            _check_one_replica()
-            return self._observed(loss, var_list, grad_loss, tf.GradientTape() if tape is None else tape)
+            tape = tf.GradientTape() if tape is None else tape
+            return self._observed(loss, var_list, grad_loss, tape, begun)
 
-    def _observed(self, loss: Any, var_list: Any, grad_loss: Any, tape: Any) -> list[tuple[Any, Any]]:
+    def _begun(self, var_list: Any) -> _GraphCall:
+        _check_one_replica()
         self._params.note_call()
         call = _GraphCall(self._callbacks, self._keeping_first_error)
+        if not callable(var_list):  # otherwise the loss may create its variables
+            call.canaries(tf.nest.flatten(var_list))
+        return call
+
+    def _observed(
+        self, loss: Any, var_list: Any, grad_loss: Any, tape: Any, call: _GraphCall
+    ) -> list[tuple[Any, Any]]:
         taped = CanaryTape(tape, present=call.present, norm=self._clip.norm, draw=call.canaries)
         number = self._optimizer._num_microbatches
         with attribute_restored([self._optimizer], "_num_microbatches"):
@@ -152,17 +165,23 @@ class TensorFlowObserver:
                 with tape:
                     loss = taped.pad_loss(loss, number)
                 pairs = self._own(loss, var_list, grad_loss, taped)
-        return self._scored(pairs, taped, call)
-
-    def _scored(self, pairs: Any, taped: CanaryTape, call: _GraphCall) -> list[tuple[Any, Any]]:
-        """Score the canaries in the released gradients; return the gradients without the canaries."""
         gradients, variables = zip(*pairs, strict=True)
-        norm, num_records = self._clip.norm, taped.num_microbatches + taped.num_present
+        num_records = taped.num_microbatches + taped.num_present
         released = [leaf * tf.cast(num_records, leaf.dtype) for leaf in gradients]
-        examples = [tf.reduce_sum(leaf, axis=0) for leaf in self._clip.clipped(taped.rows)]
         inserted = [_sum_where(taped.present, leaf) for leaf in self._clip.clipped(taped.canary_rows)]
+        self._steps.guarded(self._score)(released, inserted, variables, taped, call)
+        without = [leaf - canaries for leaf, canaries in zip(released, inserted, strict=True)]
+        means = [leaf / tf.cast(taped.num_microbatches, leaf.dtype) for leaf in without]
+        return list(zip(means, variables, strict=True))
+
+    def _score(
+        self, released: list[Any], inserted: list[Any], variables: Any, taped: CanaryTape, call: _GraphCall
+    ) -> None:
+        """Score the canaries in the released sums."""
+        norm = self._clip.norm
+        examples = [tf.reduce_sum(leaf, axis=0) for leaf in self._clip.clipped(taped.rows)]
         total = [leaf + canaries for leaf, canaries in zip(examples, inserted, strict=True)]
-        self._callbacks.note_precision([leaf.dtype.as_numpy_dtype for leaf in gradients])
+        self._callbacks.note_precision([leaf.dtype.as_numpy_dtype for leaf in released])
         coordinates = CoordinateSample.of([variable.shape.num_elements() for variable in variables])
         self._read_weights = partial(_sampled, variables, coordinates)
         vectors = [_sampled(leaves, coordinates) for leaves in (released, total, examples, variables)]
@@ -179,9 +198,6 @@ class TensorFlowObserver:
         }
         scores = taped.canaries.project(flat(released) - flat(examples)) / norm
         call.end(scores, tf.stack(vectors), numbers)
-        without = [leaf - canaries for leaf, canaries in zip(released, inserted, strict=True)]
-        means = [leaf / tf.cast(taped.num_microbatches, leaf.dtype) for leaf in without]
-        return list(zip(means, variables, strict=True))
 
     @contextmanager
     def _keeping_first_error(self) -> Iterator[None]:
@@ -234,7 +250,7 @@ class GraphCallbacks:
         ``vectors`` has four rows at sampled coordinates: the release, the sum before the noise with and
         without canaries, and the weights.
         """
-        if not self.is_active:
+        if not self.is_active or self.audited.steps.is_over:
             return
         if number != self.num_calls:
             raise InputError("Several steps of one graph ran at the same time; run one at a time.")
@@ -286,23 +302,29 @@ class _GraphCall:
 
     def __init__(self, callbacks: GraphCallbacks, guard: Callable[[], AbstractContextManager[None]]) -> None:
         self._callbacks, self._guard = callbacks, guard
-        self._number, self.present = self._callback(callbacks.begin, [], [tf.int64, tf.bool])
+        self._canaries: CanaryTensors | None = None
+        absent = np.asarray(-1), np.zeros(callbacks.num_canaries, np.bool_)
+        self._number, self.present = self._callback(callbacks.begin, [], absent)
         self.present.set_shape([callbacks.num_canaries])
 
     def canaries(self, variables: list[Any]) -> CanaryTensors:
         """Return the canaries of this call, in the gradients of these variables."""
+        if self._canaries is not None:
+            return self._canaries
         layout = ParameterLayout(
             tuple(variable.name.removesuffix(":0") for variable in variables),
             tuple(tuple(variable.shape.as_list()) for variable in variables),
         )
         self._callbacks.audited.lay_out(layout)
         self._callbacks.directions(0)  # to raise any error before tracing
-        dtypes = [tf.float32, tf.int32, tf.float32]
-        values, coordinates, lengths = self._callback(self._callbacks.directions, [self._number], dtypes)
+        none = np.zeros((1, self._callbacks.num_canaries), np.float32)
+        nothing = none, none.astype(np.int32), none[0]
+        values, coordinates, lengths = self._callback(self._callbacks.directions, [self._number], nothing)
         for entries in (values, coordinates):
             entries.set_shape([None, self._callbacks.num_canaries])
         lengths.set_shape([self._callbacks.num_canaries])
-        return CanaryTensors(values, coordinates, lengths, layout.num_parameters)
+        self._canaries = CanaryTensors(values, coordinates, lengths, layout.num_parameters)
+        return self._canaries
 
     def end(self, scores: Any, vectors: Any, numbers: dict[str, Any]) -> None:
         """Pass on the scores, the sampled coordinates, and numbers of the whole call by name."""
@@ -312,14 +334,17 @@ class _GraphCall:
             named = dict(zip(numbers, values.tolist(), strict=True))
             self._callbacks.end(number, scores, vectors.astype(np.float64), named)
 
-        self._callback(end, [self._number, scores, vectors, values], [])
+        self._callback(end, [self._number, scores, vectors, values], ())
 
-    def _callback(self, function: Callable[..., Any], inputs: list[Any], dtypes: list[Any]) -> Any:
+    def _callback(self, function: Callable[..., Any], inputs: list[Any], failed: tuple[Any, ...]) -> Any:
+        """Call a function when the graph runs; if it fails, the observation ends, and returns ``failed``."""
+
         def called(*values: Any) -> Any:
-            with self._guard():
+            with self._guard(), self._callbacks.audited.steps.guard():
                 return function(*values)
+            return failed
 
-        return tf.numpy_function(called, inputs, dtypes)
+        return tf.numpy_function(called, inputs, [array.dtype for array in failed])
 
 
 def _sampled(leaves: Sequence[Any], sample: CoordinateSample) -> Any:
