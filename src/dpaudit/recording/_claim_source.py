@@ -231,14 +231,14 @@ class ReadClaim:
 
     def remarks(self, overrides: DPSGDParams) -> tuple[str, ...]:
         """Return contradictions between claim and training run that per-step scores do not reveal."""
-        read, given = self._read(), self._given.overridden(overrides)
+        read, stated = self._read(), self._given.overridden(overrides)
         remarks = []
-        if read.noises and given.epsilon is not None:
+        if read.noises and stated.epsilon is not None:
             remarks.append(
-                f"the claimed epsilon {given.epsilon:.12g} is not compared with the parameters: the noise "
+                f"the claimed epsilon {stated.epsilon:.12g} is not compared with the parameters: the noise "
                 "multiplier changed during the run"
             )
-        rate, claimed = read.sample_rate, given.sample_rate
+        rate, claimed = read.sample_rate, stated.sample_rate
         if rate is None or claimed is None or math.isclose(rate, claimed, rel_tol=SAME_RATE):
             return tuple(remarks)
         return (

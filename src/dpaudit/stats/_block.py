@@ -145,18 +145,22 @@ def _numbers(document: Mapping[str, Any]) -> str:
     stated = _stated_epsilon(claim)
     note = f" (these parameters: {_validate.rounded(claimed)})" if stated else ""
     if document["verdict"] == "UNDERPOWERED":
-        figure = stated or _validate.rounded(claimed)
-        target = "this claim" if math.isnan(claimed) else f"a claim of epsilon {figure}"
-        return f"{_size(document)} cannot test {target}{note}"
+        return f"{_size(document)} cannot test {_target(claimed, stated)}{note}"
     if math.isnan(reached) or math.isnan(claimed):  # the accountant gave up
         reached, claimed = _number(bound["parameter"]), _number(claim["parameter"])
         symbol, stated, note = bound["symbol"], None, " (no epsilon)"
     is_refuted = "privacy" in document["refuted"]
     low, high = _distinguished(reached, claimed) if is_refuted else _both(reached, claimed, 2)
     shown = f"{symbol} >= {low}" if math.isfinite(reached) else f"no finite {symbol}"
-    if is_refuted and reached <= float(stated or 0):
+    if is_refuted and stated is not None and reached <= float(stated):
         return f"{shown}, but these parameters have {high} ({stated} is claimed)"
     return shown + _compared(document["refuted"], stated or high, note)
+
+
+def _target(claimed: float, stated: str | None) -> str:
+    return (
+        "this claim" if math.isnan(claimed) else f"a claim of epsilon {stated or _validate.rounded(claimed)}"
+    )
 
 
 def _compared(refuted: Collection[str], claimed: str, note: str) -> str:
