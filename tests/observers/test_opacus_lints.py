@@ -419,14 +419,16 @@ def test_a_private_parameter_that_another_optimizer_updates_is_found(private):
     assert names(checked(made, other_optimizers=[other])) == ["public-parameters"]
 
 
-def test_parameters_that_change_without_the_private_optimizer_are_noted(private):
+def test_parameters_that_change_without_the_private_optimizer_are_to_check(private):
     made = private(noise_multiplier=0.8, build=TwoParts, optimizer=of_body)
     other = torch.optim.SGD(made.model.head.parameters(), lr=0.1)
     own = made.optimizer.zero_grad
     made.optimizer.zero_grad = lambda: (own(), made.model.zero_grad())
-    assert not any("changed" in note for note in observed(made)[1].notes)
+    assert observed(made)[1].to_check == ()
     _, diagnosis = observed(made, other.step)
-    assert any("Parameters head.weight, head.bias changed" in note for note in diagnosis.notes)
+    (fact,) = diagnosis.to_check
+    assert fact.name == "outside-update"
+    assert fact.sentence.startswith("Parameters head.weight, head.bias changed")
 
 
 def test_a_loss_that_bypasses_ghost_clipping_is_found(private):
@@ -590,7 +592,7 @@ def test_what_a_function_returns_is_sorted_by_type_or_name(private):
     for given in (by_name, SimpleNamespace(**by_name), made.optimizer):
         assert PreparedTraining.of(given).optimizer is made.optimizer
     for wrong in ((made.model, made.loader), {"module": made.model}, None):
-        with pytest.raises(dpaudit.InputError, match="has no private optimizer"):
+        with pytest.raises(dpaudit.InputError, match="A private optimizer is missing"):
             PreparedTraining.of(wrong)
 
 

@@ -2,15 +2,19 @@
 
 import copy
 import io
+import itertools
+import pickle
 
 import pytest
 import torch
 from opacus import PrivacyEngine
+from opacus.optimizers import DPOptimizer
 from opacus_runs import DELTA, Made, run
 from torch import nn
 from torch.utils.data import DataLoader
 
 from dpaudit.observers.opacus import observe
+from dpaudit.observers.opacus._prepared import attached_accounting
 
 STEPS = 20
 
@@ -110,3 +114,126 @@ def test_a_run_that_returns_to_its_last_checkpoint_is_no_finding(private):
         made.model.load_state_dict(weights)
         torch.set_rng_state(generator)
         assert "earlier-noise" not in facts(observed(made, state=state))
+
+
+def others(recorder):
+    """What is to check about other private steps, and notes about earlier ones."""
+    result = recorder.audit()
+    to_check = [fact.sentence for fact in result.to_check if fact.name == "other-private-steps"]
+    return to_check, [note for note in result.diagnosis.notes if "from before the audit" in note]
+
+
+@pytest.mark.few(12)
+@pytest.mark.parametrize("phase", [prepared_again, loaded])
+@pytest.mark.parametrize("seed", range(10))
+def test_an_accountant_without_the_steps_of_earlier_phases_is_to_check(private, phase, seed):
+    made = private(noise_multiplier=1.0, seed=seed)
+    assert others(observed(made)) == ([], [])
+    recorder = observed(phase(made))
+    ((sentence,), notes) = others(recorder)
+    assert sentence.startswith(
+        "The accountant does not have 20 steps of earlier phases: together, epsilon is at most"
+    )
+    assert float(sentence.split("at most ")[1].split()[0]) > recorder.claim.epsilon
+    assert notes == []
+
+
+def test_an_accountant_that_continues_another_one_is_a_note(private):
+    made = private(noise_multiplier=1.0)
+    observed(made)
+    again = prepared_again(made)
+    history = made.engine.accountant.state_dict()
+    accounting = attached_accounting(again.optimizer)
+    accounting.accountant.load_state_dict(history)
+    to_check, (note,) = others(observed(again))
+    assert to_check == []
+    assert note.startswith("The accountant has 20 steps from before the audit: together, epsilon is at most")
+    ((sentence,), _) = others(observed(made))  # the first accountant does not have the second phase
+    assert sentence.startswith("The accountant does not have 20 steps of earlier phases")
+
+
+def halves(made):
+    """Two engines, each with a layer of the model."""
+    model, criterion, parts = made.model, made.criterion, []
+    for layer in (model._module[0], model._module[2]):
+        engine = PrivacyEngine(accountant="rdp")
+        optimizer = DPOptimizer(
+            torch.optim.SGD(layer.parameters(), lr=0.5),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            expected_batch_size=10,
+        )
+        optimizer.attach_step_hook(engine.accountant.get_optimizer_hook_fn(sample_rate=0.05))
+        parts.append(Made(model, optimizer, criterion, made.loader, False))
+    return parts
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_another_private_optimizer_of_the_same_model_is_to_check(private, seed):
+    made = private(noise_multiplier=1.0, seed=seed)
+    first, second = halves(made)
+    epochs = itertools.chain.from_iterable(itertools.repeat(made.loader))
+    with observe(first.optimizer, module=made.model, loader=made.loader, delta=DELTA) as recorder:
+        for inputs, targets in itertools.islice(epochs, STEPS):
+            second.optimizer.zero_grad()
+            first.optimizer.zero_grad()
+            made.criterion(made.model(inputs), targets).backward()
+            first.optimizer.step()
+            second.optimizer.step()
+    result = recorder.audit()
+    assert others(recorder)[0] == [
+        "Parameters 2.weight, 2.bias changed by another private optimizer, whose steps this claim leaves out."
+    ]
+    assert not [finding for finding in result.findings if finding.p_value == 0]
+
+
+def test_more_accounted_than_observed_steps_are_to_check(private):
+    made = private(noise_multiplier=1.0)
+    accountant = made.engine.accountant
+    with observe(made.optimizer, module=made.model, loader=made.loader, delta=DELTA) as recorder:
+        run(made, STEPS)
+        for _ in range(7):
+            accountant.step(noise_multiplier=1.0, sample_rate=0.05)
+    for _ in range(7):  # after the audit, which is another matter
+        accountant.step(noise_multiplier=1.0, sample_rate=0.05)
+    assert others(recorder)[0] == [
+        "The accountant got 7 more steps than were observed, of an optimizer that this claim leaves out."
+    ]
+
+
+@pytest.mark.parametrize("kind", ["rows", "momentum"])
+def test_steps_before_the_first_accounted_one_are_to_check(private, kind):
+    made = private(
+        noise_multiplier=1.0, optimizer=lambda values: torch.optim.SGD(values, lr=0.1, momentum=0.9)
+    )
+    run(made, 3)
+    inner, model = made.optimizer.original_optimizer, made.model
+    again = prepared_again(made)
+    if kind == "momentum":
+        for value in model.parameters():
+            value.grad_sample = None
+        again.optimizer.original_optimizer = inner
+    ((sentence,), _) = others(observed(again))
+    assert "gradients of earlier steps, but its accountant had none" in sentence
+
+
+KINDS = {
+    "adam": lambda values: torch.optim.Adam(values, lr=0.01),
+    "adagrad": lambda values: torch.optim.Adagrad(values, lr=0.01, initial_accumulator_value=0.1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_new_trainings_on_the_same_data_are_not_mentioned(private, kind):
+    made = private(noise_multiplier=1.0, optimizer=KINDS[kind])
+    assert others(observed(made)) == ([], [])
+    other = private(noise_multiplier=1.0, optimizer=KINDS[kind], seed=1)
+    other.loader = made.loader
+    assert others(observed(other)) == ([], [])
+
+
+def test_a_pickled_recorder_has_the_same_facts(private):
+    made = private(noise_multiplier=1.0)
+    observed(made)
+    recorder = observed(prepared_again(made))
+    assert others(pickle.loads(pickle.dumps(recorder))) == others(recorder)

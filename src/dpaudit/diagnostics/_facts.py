@@ -182,6 +182,13 @@ PREPARED = {
         "Whoever knows the seed can subtract the noise.",
         "was noise_generator seeded to make experiments reproducible?",
     ),
+    "other-private-steps": (
+        "whether the claim leaves out private steps on the same parameters, of earlier phases or by another "
+        "optimizer",
+        "Epsilons of all steps on the same data add up, whichever accountant has them.",
+        "is epsilon computed from all accountants and optimizers of this training run together?",
+        "get_epsilon() of an accountant with all steps",
+    ),
     "data-set-size": (
         "whether the accounting has the number of examples of the data set",
         "The sample rate and a suitable delta follow from it.",

@@ -48,8 +48,8 @@ class Private:
     criterion: Any
     published: list[nn.Module] = field(default_factory=list)
     """What is released besides the model."""
-    phase_seed: int | None = None
-    """What the random numbers are seeded with at the start of each phase."""
+    begin_phase: Callable[[], object] = lambda: None
+    """What happens at the start of each phase of several."""
 
     def step(self, batch: Batch, loss: Callable[..., Tensor] | None = None) -> None:
         """Run one step, by default a correct one."""
@@ -161,8 +161,7 @@ def observed_phases(private: Private, seed: int, step: _Step) -> Evidence:
     """Run two phases of a training run, and return what the observer of the second recorded."""
     num_steps = _NUM_STEPS // 2
     for _ in range(2):
-        if private.phase_seed is not None:
-            torch.manual_seed(private.phase_seed)
+        private.begin_phase()
         recorder = _run_loop(private, seed, step, num_steps)
     return Evidence(claim=recorder.claim, num_steps=num_steps, recorder=recorder)
 

@@ -33,6 +33,7 @@ from dpaudit.zoo._opacus import (  # before Opacus: its error message explains h
 )
 
 # isort: split
+from opacus.accountants import RDPAccountant
 from opacus.optimizers import DPOptimizer
 from opacus.utils.adaptive_clipping import PrivacyEngineAdaptiveClipping
 
@@ -93,6 +94,14 @@ def _shrink_norm(private: Private, *, per_part: bool) -> None:
                 optimizer.max_grad_norm *= 0.99
 
     private.step = step_in_parts  # type: ignore[assignment]
+
+
+def _replace_accountants(private: Private) -> None:
+    def begin_phase() -> None:
+        rate = 1 / len(private.loader)
+        private.optimizer.attach_step_hook(RDPAccountant().get_optimizer_hook_fn(sample_rate=rate))
+
+    private.begin_phase = begin_phase
 
 
 # steps
@@ -258,7 +267,10 @@ SCENARIOS: Mapping[str, Scenario] = {
         fault=partial(_shrink_norm, per_part=True), fix=partial(_shrink_norm, per_part=False)
     ),
     "update-masked": _observed(options={"optimizer": _Limited}, broken={"optimizer": _Masked}),
-    "phases-reseeded": PrivateTraining(judge=observed_phases, fault=assign("phase_seed", 42)),
+    "phases-reseeded": PrivateTraining(
+        judge=observed_phases, fault=assign("begin_phase", partial(torch.manual_seed, 42))
+    ),
+    "accountant-replaced": PrivateTraining(judge=observed_phases, fault=_replace_accountants),
     "update-in-backward": _observed(fault=_update_in_backward),
     "non-finite-gradient": _replayed_non_finite(fix=_nan_safe),  # as in Opacus 1.6
     "skip-if-non-finite": _replayed_non_finite(fault=_nan_safe, fix=_nan_safe, step=_skip_non_finite),

@@ -1,8 +1,7 @@
 """Lints of training with Opacus: faults that its settings show without statistics.
 
-A rule yields findings, which no correct training run has, and notes as strings. ``check()`` applies the rules
-before the first step. :class:`LintCheck` is the part of an audit that repeats them after the last step, and
-compares the steps that ran with those that the accountant knows.
+A rule yields findings, which no correct training run has, and notes as strings. ``_check.py`` applies the
+rules before the first step and after the last.
 
 Opacus computes the sample rate as 1 / (number of batches) and divides the noisy sum by int(n * rate). Both
 may differ between n examples and n - 1 or n + 1, while accounting assumes the same mechanism for both.
@@ -12,9 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,156 +24,13 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.data import BatchSampler, ConcatDataset, IterableDataset, Subset
 
 from dpaudit._types import IntArray
-from dpaudit.accounting import Claim
-from dpaudit.diagnostics import CheckResults, ClaimedStep, Finding
+from dpaudit.diagnostics import Finding
 from dpaudit.observers.opacus._clipping import clipped_norm
 from dpaudit.observers.opacus._prepared import PreparedTraining, attached_accounting
-from dpaudit.stats import GIVEN
 
 Lint: TypeAlias = Finding | str
 COMPUTED = 1e-6  # relative difference of numbers of which one is computed from the other
 _ROUNDED_BY_USER = 0.01  # the same for numbers that a user rounded
-_OBSERVED_STEPS = "_dpaudit_num_observed"  # attribute of an accountant: the steps of all observers
-
-
-class LintCheck:
-    """The lints as a part of an audit: they are repeated for the settings that the steps really used."""
-
-    def __init__(self, training: PreparedTraining) -> None:
-        self._training = training
-        accounting = attached_accounting(training.optimizer)
-        self._accountant = None if accounting is None else accounting.accountant
-        self._before = Counter() if accounting is None else accounting.counts()
-        self._num_earlier = self._num_observed()
-        self._position, self._is_replaced = (0, 0), False
-        self._noises: Counter[float] = Counter()
-        self._norm_modules = norm_modules(training.network)
-        self._mixing: dict[str, Finding] = {}
-        self._outside = [(name, value, value._version) for name, value in outside_parameters(training)]
-
-    def _num_observed(self) -> int:
-        """Return the steps of all observers of this accountant, each of which may have its own claim."""
-        return int(getattr(self._accountant, _OBSERVED_STEPS, 0))
-
-    def note_step(self, noise_multiplier: float) -> None:
-        """Note the settings of one step, before its update."""
-        self._noises[noise_multiplier] += 1
-        if self._accountant is not None:
-            setattr(self._accountant, _OBSERVED_STEPS, self._num_observed() + 1)
-            history = self._accountant.history
-            position = (len(history), history[-1][2] if history else 0)
-            self._is_replaced = self._is_replaced or position < self._position
-            self._position = position
-        # a model may be switched to evaluation between steps, so look now
-        self._mixing |= mixing_lints(self._norm_modules)
-
-    def results(self, claimed: ClaimedStep) -> CheckResults:
-        """Return the findings about the steps so far, given the claimed numbers."""
-        return self.frozen(claimed.sample_rate).results(claimed)
-
-    def frozen(self, sample_rate: float | None) -> FrozenLints:
-        """Return the lints of the steps so far as they are now; see ``LiveCheck``."""
-        training, lints = self._training, list[Lint]()
-        if self._noises:
-            lints += present_lints(training, sample_rate)
-            lints += self._accounted_lints()
-            lints += self._mixing.values()
-            changed = [name for name, value, version in self._outside if value._version != version]
-            if changed:
-                lints.append(
-                    f"{name_list(changed)} changed, but not by the private optimizer: if private data is "
-                    "used for that, the change has neither clipping nor noise."
-                )
-            lints += seed_lints(training, is_audit=True)
-        return FrozenLints(
-            noises=tuple(self._noises),
-            others=tuple(lints),
-            not_covered=tuple(unchecked(training)) if self._noises else (),
-            num_accounted=self._num_accounted(),
-            num_examples=training.num_examples,
-        )
-
-    def _counts(self) -> Counter[tuple[float, float]] | None:
-        """Return the steps that were accounted since the first one; None with another accountant."""
-        accounting = attached_accounting(self._training.optimizer)
-        if accounting is None or accounting.accountant is not self._accountant:
-            return None
-        counts = accounting.counts()
-        counts.subtract(self._before)
-        return counts
-
-    def _num_accounted(self) -> int | None:
-        counts = self._counts()
-        if counts is None or self._is_replaced:
-            return None
-        num_later = self._num_observed() - self._num_earlier - self._noises.total()  # of later observers
-        return counts.total() - num_later
-
-    def _accounted_lints(self) -> Iterator[Lint]:
-        """Compare the steps that ran with those that were added to the accountant meanwhile."""
-        counts, num_steps = self._counts(), self._noises.total()
-        if counts is None:
-            return
-        if self._is_replaced:
-            yield (
-                "The accountant's history was replaced during the run, as by loading a checkpoint: earlier "
-                "steps are not accounted for unless they were discarded."
-            )
-            return
-        if counts.total() < num_steps:
-            sentence = f"The accountant knows {counts.total()} of the {num_steps} steps that were run."
-            yield Finding.certain("accountant-steps", sentence)
-            return
-        for noise in sorted(self._noises):
-            used = sum(number for value, number in self._noises.items() if value <= noise)
-            limit = noise * (1 + COMPUTED)
-            accounted = sum(number for (value, _), number in counts.items() if value <= limit)
-            if accounted < used:
-                yield Finding.certain(
-                    "accountant-noise",
-                    f"{used} steps had a noise multiplier of {noise:g} or less, but the accountant has "
-                    f"only {accounted} such steps.",
-                )
-                return
-        if len(self._noises) > 1:
-            between = f"between {min(self._noises):g} and {max(self._noises):g}"
-            yield f"The noise multiplier varied {between}; the accountant has the same noise multipliers."
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrozenLints:
-    """The lints of a run, without its objects; ``others`` were found at the sample rate that was claimed."""
-
-    noises: tuple[float, ...] = ()
-    others: tuple[Lint, ...] = ()
-    not_covered: tuple[str, ...] = ()
-    num_accounted: int | None = None
-    num_examples: int | None = None
-
-    def results(self, claimed: ClaimedStep) -> CheckResults:
-        """Return the findings about all steps."""
-        lints = [*noise_lints(self.noises, claimed.noise_multiplier), *self.others]
-        if isinstance(claimed.claim, Claim):
-            lints += self._claim_lints(claimed.claim)
-        findings, notes = findings_and_notes(lints)
-        return CheckResults(certain=findings, notes=notes, not_covered=self.not_covered)
-
-    def _claim_lints(self, claim: Claim) -> Iterator[Lint]:
-        claimed = [value.value for value in claim.parts if (value.name, value.source) == ("num_steps", GIVEN)]
-        if claimed and self.num_accounted is not None and self.num_accounted > claimed[0]:
-            sentence = (
-                f"The accountant has {self.num_accounted} steps since the first observed one, but the claim "
-                f"is about {claimed[0]:g} steps."
-            )
-            cause = (
-                "does training continue after the observed steps, or was epsilon computed for fewer steps?"
-            )
-            yield replace(Finding.certain("accountant-steps", sentence), cause=cause)
-        if self.num_examples and claim.delta >= 1 / self.num_examples:
-            yield (
-                f"The claimed delta of {claim.delta:g} is not below 1/{self.num_examples:,}, one over the "
-                "number of examples: such a claim allows publishing an example."
-            )
 
 
 def findings_and_notes(lints: Iterable[Lint]) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
@@ -431,6 +285,14 @@ def outside_parameters(training: PreparedTraining) -> Iterator[tuple[str, Any]]:
     for name, value in () if training.network is None else training.network.named_parameters():
         is_private = id(value) in private or hasattr(value, "summed_grad")  # set by any private optimizer
         if value.requires_grad and not is_private:
+            yield _plain(name), value
+
+
+def private_elsewhere(training: PreparedTraining) -> Iterator[tuple[str, Any]]:
+    """Yield the trainable parameters of the model that only other private optimizers update."""
+    own = set(map(id, training.optimizer.params))
+    for name, value in () if training.network is None else training.network.named_parameters():
+        if value.requires_grad and hasattr(value, "summed_grad") and id(value) not in own:
             yield _plain(name), value
 
 

@@ -21,10 +21,10 @@ from dpaudit.canaries import CanaryCoins, GradientCanary, InputCanary, fresh_see
 from dpaudit.diagnostics import CheckResults, ClaimedStep, CoordinateSample, RunCheck
 from dpaudit.errors import InputError
 from dpaudit.observers._session import MIXTURE, StepRecorder, claimed_numbers, session
+from dpaudit.observers.opacus._check import LintCheck
 from dpaudit.observers.opacus._clipping import clip_for
 from dpaudit.observers.opacus._gradient_canaries import GradientCanaries, StepCanaries, planned
 from dpaudit.observers.opacus._input_canaries import InputCanaries
-from dpaudit.observers.opacus._lints import LintCheck
 from dpaudit.observers.opacus._observer import OpacusObserver, Ranks, check_unobserved
 from dpaudit.observers.opacus._prepared import (
     LoaderBatches,
@@ -150,6 +150,7 @@ def observe(
         tests=tests,
         **options,
     )
+    lints.history = steps.history
     observer = OpacusObserver(
         training,
         steps,

@@ -30,6 +30,7 @@ from dpaudit.diagnostics import CoordinateSample, NoiseMaximum, ObservedStep
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import replaced
 from dpaudit.observers._session import StepRecorder
+from dpaudit.observers.opacus._check import LintCheck
 from dpaudit.observers.opacus._clipping import (
     CoordinateIndex,
     flat,
@@ -39,7 +40,6 @@ from dpaudit.observers.opacus._clipping import (
     watched,
 )
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
-from dpaudit.observers.opacus._lints import LintCheck
 from dpaudit.observers.opacus._post_processing import (
     PostProcessing,
     Release,
@@ -129,8 +129,10 @@ class OpacusObserver:
             yield
 
     def _end_run(self) -> None:
+        """Note weights and accounted steps for a run that continues this one."""
         with self._steps.guard():
-            self._steps.history.end(self._weights.numbers())
+            accounted = self._lints.end(is_complete=not self._steps.is_over)
+            self._steps.history.end(self._weights.numbers(), accounted)
 
     def _before_scaling(self) -> None:
         """Prepare for ``scale_grad``, which divides the noisy sum."""
