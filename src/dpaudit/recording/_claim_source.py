@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from dpaudit import _validate
 from dpaudit.accounting import Claim
@@ -252,3 +252,11 @@ def claimed_noise(claim: object) -> float | None:
     """Return the claimed noise multiplier, if the claim states Gaussian noise."""
     noise = claim.mechanism.noise if isinstance(claim, Claim) else None
     return None if noise is None else noise.std
+
+
+def no_replay(*_: Any, **__: Any) -> NoReturn:
+    """Raise where no training step is known that could run again."""
+    raise InputError(
+        "replay() runs a step of Opacus after the with block of its observer, or one of JAX Privacy; for "
+        "other steps use dpaudit.observers.step.replay()."
+    )

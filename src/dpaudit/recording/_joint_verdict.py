@@ -27,12 +27,19 @@ from dpaudit.diagnostics import (
     ObservedStep,
     RunCheck,
     StepCheck,
+    finding_kinds,
     share_error,
 )
 from dpaudit.errors import InputError, quoted
 from dpaudit.recording._claim_source import ReadClaim, TrainingInfo, UntestedError, claimed_noise
 from dpaudit.stats import Betting, Fixed, Inference, Predictable, Result, ThresholdRule
 
+MAY_HAVE_STOPPED = (
+    "The run may have ended because of a bound that was shown before its end, which an estimate of the noise "
+    "does not account for."
+)
+REPLAY = "recorder.replay(train_step)"
+"""The call that decides whether a fact is innocent."""
 _MIN_STEPS = 30  # needed to decide whether the signal depends on the number of present canaries
 _CERTAIN = 6.0  # standard errors
 _UNTESTED = "the noise is not tested: "
@@ -107,6 +114,7 @@ class RunTests:
         self._step_checks = [check for check in checks if isinstance(check, StepCheck)]
         self.is_wanted = _validate.flag("tests", wanted)
         self._shares: dict[int, float] = {}  # of the tests' error rate, by number of steps
+        self._is_replayed = False
 
     @property
     def spent(self) -> float:
@@ -181,8 +189,30 @@ class RunTests:
             raise UntestedError("No step was recorded, so there is no noise to test. Did training run?")
         gaps = () if any(map(is_test_of_noise, self.checks)) else (_UNTESTED + _NO_LOG,)
         return Diagnosis.of((), confidence=confidence, not_covered=gaps).joined(
-            *(check.results(claimed) for check in self.checks)
+            *self._results(self.checks, claimed)
         )
+
+    def add_replay(self, replay: RunCheck) -> None:
+        """Add the comparison of a replayed step, which decides facts that are to check."""
+        self.checks, self._is_replayed = (*self.checks, replay), True
+
+    def _results(self, checks: Sequence[RunCheck], claimed: ClaimedStep) -> list[CheckResults]:
+        """Return what the checks show; what a replay has decided is a note."""
+        results = [check.results(claimed) for check in checks]
+        if not self._is_replayed:
+            return results
+        kinds, decided = finding_kinds(), list[str]()
+        for number, result in enumerate(results):
+            is_open = [kinds[fact.name].decided_by != REPLAY for fact in result.to_check]
+            facts = list(zip(result.to_check, is_open, strict=True))
+            decided += [
+                f"decided by the replay, if its step does it: {fact.sentence}"
+                for fact, is_left in facts
+                if not is_left
+            ]
+            left = tuple(fact for fact, is_left in facts if is_left)
+            results[number] = replace(result, to_check=left)
+        return [*results, CheckResults(notes=tuple(decided))]
 
     def _claimed(self, noise_multiplier: float | None, confidence: float, claim: Claim | None) -> ClaimedStep:
         return ClaimedStep(
@@ -200,7 +230,7 @@ class RunTests:
             return None
         claimed = self._claimed(noise_multiplier, confidence, claim)
         others = [check for check in self.checks if not is_test_of_noise(check)]
-        results = [check.results(claimed) for check in others]
+        results = self._results(others, claimed)
         facts = [CheckResults(certain=result.certain, to_check=result.to_check) for result in results]
         diagnosis = Diagnosis.of((), confidence=confidence).joined(*facts)
         return diagnosis if diagnosis.findings or diagnosis.to_check else None

@@ -22,8 +22,10 @@ from dpaudit.recording._claim_source import (
     ReadClaim,
     TrainingInfo,
     UntestedError,
+    no_replay,
 )
 from dpaudit.recording._joint_verdict import (
+    MAY_HAVE_STOPPED,
     RunTests,
     ShownBounds,
     SupportsDiagnose,
@@ -48,10 +50,6 @@ CanaryScorer: TypeAlias = PerStep | WholeRun
 _PEEKS = 100  # number of times that the bound of a run of known length is computed
 _UNPLANNED_EVERY = 50  # each number of steps needs an epsilon of its own, which is not cheap
 _NOT_SHOWN = "not shown yet; live() shows it, after which audit() accounts for possible early stopping"
-_MAY_HAVE_STOPPED = (
-    "The run may have ended because of a bound that was shown before its end, which an estimate of the noise "
-    "does not account for."
-)
 
 
 @final
@@ -102,6 +100,7 @@ class Recorder:
         self._facts, self.not_covered, self._synchronize = facts, not_covered, synchronize
         self.ended: tuple[str, ...] = ()  # why the observation ended before the training run, if it did
         self.stopped_by: Exception | None = None  # what a callback raised to end the training run
+        self.replayer: Callable[..., RunCheck] = no_replay  # runs a step of the training run again
         batches = next((check for check in checks if isinstance(check, BatchRecord)), None)
         self._batches = batches or BatchRecord()
         all_checks = [*self.scorer.checks, *checks, *(() if batches else (self._batches,))]
@@ -208,12 +207,6 @@ class Recorder:
 
         The bounds hold simultaneously, so the best may be chosen; they never decrease. Before the end of the
         run, this shows the bound like :meth:`live`, and :meth:`audit` then rests on betting.
-
-        >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=3)
-        >>> for _ in range(3):
-        ...     recorder.record([0.0, 1.0], [False, True])
-        >>> [bound.num_done for bound in recorder.curve()]
-        [1, 2, 3]
         """
         if num_steps is None:
             num_steps = range(self._every, self.num_done + 1, self._every)
@@ -325,7 +318,7 @@ class Recorder:
         method = {"confidence": level} | {name: value for name, value in parts.items() if value is not None}
         result = self.scorer.judge(observations, claim, method, was_shown=self._shown.any)
         self._shown.any = self.scorer.has_live_bound
-        stopped, covers_sampling = self._may_have_stopped, self.scorer.covers_sampling
+        stopped, covers_sampling = self._shown.may_have_stopped(self.num_done), self.scorer.covers_sampling
         remarks = () if covers_sampling else self._claims.remarks(overrides)
         joined = self._tests.join(
             replace(
@@ -333,7 +326,7 @@ class Recorder:
                 notes=(*self.ended, *result.notes),
                 not_covered=(*self.ended, *self.not_covered, *remarks),
                 times=(self._started, now()),
-                no_estimate=_MAY_HAVE_STOPPED if stopped else None,
+                no_estimate=MAY_HAVE_STOPPED if stopped else None,
             ),
             tests_level,
             more=tests,
@@ -385,12 +378,17 @@ class Recorder:
         claim, _ = self._auditable(None, overrides)
         return self.scorer.one_run_bound(claim, self.confidence)
 
+    def replay(self, *step: Any, **options: Any) -> Any:
+        """Run one training step again on neighboring batches; :meth:`audit` includes what they show."""
+        self._tests.add_replay(result := self.replayer(*step, **options))
+        return result
+
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
         """Run the tests alone, against ``noise_multiplier``, by default the claimed one.
 
         Raise an ``InputError`` if no noise was logged, or if the run may have ended because of its noise.
         """
-        if self.tests_noise and self._may_have_stopped:
+        if self.tests_noise and self._shown.may_have_stopped(self.num_done):
             problem = "tests of the noise would not have their stated error rate. Pass"
             raise UntestedError(self._shown.stopped(problem, self.num_done))
         diagnosis = self._tests.diagnose(noise_multiplier, confidence)
@@ -426,7 +424,14 @@ class Recorder:
         """Return what a copy needs, which can be audited but belongs to no training run."""
         self._wait()
         facts = None if self._facts is None else FrozenValue(self._facts())
-        return {**vars(self), "_facts": facts, "_synchronize": None, "callbacks": [], "stopped_by": None}
+        return {
+            **vars(self),
+            "_facts": facts,
+            "_synchronize": None,
+            "callbacks": [],
+            "stopped_by": None,
+            "replayer": None,
+        }
 
     def _wait(self) -> None:
         if self._synchronize is not None:
@@ -441,7 +446,3 @@ class Recorder:
         self.scorer.require_fair(is_over=self._shown.is_over(self.num_done))
         if self.scorer.has_live_bound:
             self._shown.note(self.num_done)
-
-    @property
-    def _may_have_stopped(self) -> bool:
-        return self._shown.may_have_stopped(self.num_done)

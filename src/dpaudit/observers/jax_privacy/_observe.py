@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple, Protocol, Unpack, final
 
 import jax
@@ -27,6 +28,7 @@ from dpaudit.observers._session import MIXTURE, AuditedSteps, AuditOptions, obse
 from dpaudit.observers.jax_privacy._canaries import GradientInsertion
 from dpaudit.observers.jax_privacy._clipping import JaxClip, marked, require_unmarked
 from dpaudit.observers.jax_privacy._input_observer import HeldOutArrays, InputInsertion, num_inputs
+from dpaudit.observers.jax_privacy._replay import replay
 from dpaudit.observers.jax_privacy._step_callbacks import StepBarrier, StepCallbacks, observed_batches
 from dpaudit.recording import DPSGDParams, Recorder, TrainingInfo
 
@@ -131,6 +133,8 @@ def observe(
     wrap = JaxObserver(step_callbacks, insertion, max_grad_norm, tests_rows=True)
     observed = Observed(wrap.gradient(grad_fn), wrap.privatizer(privatizer), audited.steps.recorder)
     observed.barrier = barrier
+    functions = {"grad_fn": grad_fn, "privatizer": privatizer, "max_grad_norm": max_grad_norm}
+    observed.recorder.replayer = partial(replay, **functions)
     observed.recorder.require_claim()
     return observed
 

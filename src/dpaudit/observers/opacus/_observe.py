@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from opacus.optimizers import DPOptimizer
@@ -19,7 +20,7 @@ from dpaudit._torch import HeldOutData
 from dpaudit.accounting import Claim
 from dpaudit.canaries import CanaryCoins, GradientCanary, InputCanary, fresh_seed, require_held_out
 from dpaudit.diagnostics import CheckResults, ClaimedStep, CoordinateSample, RunCheck
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, first_line
 from dpaudit.observers._session import MIXTURE, StepRecorder, claimed_numbers, session
 from dpaudit.observers.opacus._check import LintCheck
 from dpaudit.observers.opacus._clipping import clip_for
@@ -33,6 +34,7 @@ from dpaudit.observers.opacus._prepared import (
     accounted_rate,
     unwrapped,
 )
+from dpaudit.observers.opacus._replay import replay_training
 from dpaudit.observers.opacus._sampling import SampledMembership
 from dpaudit.observers.opacus._sums import SumObserver
 from dpaudit.recording import DPSGDParams, LiveBound, Recorder, TrainingInfo
@@ -67,6 +69,7 @@ def observe(
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
+    replay: Callable[[Any], object] | None = None,
 ) -> Iterator[Recorder]:
     """Audit the steps inside the ``with`` block.
 
@@ -81,7 +84,8 @@ def observe(
     every ``every`` steps; they may raise to end the training run. Bound and tests share the error rate of
     ``confidence``; with ``tests=False`` nothing but the scores is tested, and the bound has all of it.
     Several processes exchange their findings at the end of the block, so that any of them can call
-    ``audit()`` afterwards.
+    ``audit()`` afterwards. With ``replay``, a function that runs one training step on a batch,
+    ``recorder.replay`` is called at the end of the block.
 
     By default there are 1,024 gradient canaries, or half as many as a smaller model has parameters (64 if a
     subclass or a patch replaces the clipping), and fair coins decide which of them are present in each step.
@@ -162,8 +166,16 @@ def observe(
         lints=lints,
         sums=sums,
     )
-    with observer.installed():
-        yield steps.recorder
+    try:
+        with observer.installed():
+            yield steps.recorder
+    finally:
+        steps.recorder.replayer = partial(replay_training, training)
+    if replay is not None:
+        try:
+            steps.recorder.replay(replay)
+        except Exception as error:  # noqa: BLE001  # the training run is over, and its audit remains
+            steps.note_not_covered(f"the step was not replayed: {first_line(error)}")
     read = DPSGDParams(
         noise_multiplier=float(optimizer.noise_multiplier), sample_rate=accounted_rate(optimizer)
     ).overridden(numbers)

@@ -8,6 +8,7 @@ releases.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -16,9 +17,11 @@ import numpy as np
 import torch
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
 from torch import Tensor, distributed, nn
+from torch.utils.data import IterableDataset, default_collate
 
 from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
+from dpaudit.observers._arrays import map_tree
 from dpaudit.observers._neighbors import batch_size
 from dpaudit.observers._replay import compare_neighbors
 from dpaudit.observers._replay_result import (
@@ -41,6 +44,7 @@ from dpaudit.observers.opacus._clipping import (
 )
 from dpaudit.observers.opacus._observer import check_unobserved
 from dpaudit.observers.opacus._prepared import (
+    PreparedTraining,
     attached_accounting,
     private_inside,
     unwrapped,
@@ -90,6 +94,40 @@ def replay(
         return compare_neighbors(replayed, batch)
     finally:
         replayed.restore()
+
+
+def replay_training(
+    training: PreparedTraining, step: Callable[[Any], object], batch: Any = None, **state: Any
+) -> ReplayResult:
+    """Replay a step of an observed training run; ``state`` has further arguments of :func:`replay`.
+
+    Without a batch, the step begins with examples of the data set, before the loader's ``collate_fn``.
+    """
+
+    def collated(examples: Any) -> object:
+        return step(loader.collate_fn(_rows(examples)))
+
+    loader, run = training.loader, step
+    if batch is None:
+        if not hasattr(loader, "dataset"):
+            raise InputError(
+                "recorder.replay(train_step) takes its examples from the loader: pass loader=... to "
+                "observe(), or a batch, as in recorder.replay(train_step, batch)."
+            )
+        batch, run = default_collate(_examples(loader.dataset)), collated
+    return replay(run, batch, optimizer=training.optimizer, model=training.network, **state)
+
+
+def _examples(dataset: Any, number: int = 8) -> list[Any]:
+    """Return some examples, evenly spaced where they have indices."""
+    if isinstance(dataset, IterableDataset):
+        return list(itertools.islice(dataset, number))
+    return [dataset[int(index)] for index in np.unique(np.linspace(0, len(dataset) - 1, number).astype(int))]
+
+
+def _rows(batch: Any) -> list[Any]:
+    """Return the examples of a batch, each with the structure of the batch."""
+    return [map_tree(lambda array: array[index], batch) for index in range(batch_size(batch))]  # noqa: B023
 
 
 def _require_replayable(optimizer: Any) -> None:
