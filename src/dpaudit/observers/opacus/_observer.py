@@ -214,7 +214,8 @@ class OpacusObserver:
             ):
                 parameter.grad = gradient.clone()
         if self._step is not None and self._repeated.is_due(self._steps.index):
-            self._step.fields["follows_release"] = self._follows_release(versions)
+            follows = self._follows_release(versions)
+            self._step.fields["follows_release"] = self._post_processing.follows_release = follows
         if self._ranks.world_size == 1:  # otherwise the gradients of other ranks are added
             self._post_processing.note(self._optimizer.params)
 

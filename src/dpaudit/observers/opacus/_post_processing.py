@@ -67,7 +67,8 @@ class PostProcessing:
 
     One factor, one largest norm or one largest value is recognized, if it explains all steps: those that it
     changes, and those that stay as they are. A step that it does not explain ends the recognition, because
-    what happens to the release may then depend on the data.
+    what happens to the release may then depend on the data. Numbers that are set to zero, as by compression,
+    are recognized if :class:`RepeatedUpdate` has shown that the update is a function of the release.
 
     Releases are kept as lazy copies, which share the memory of the gradients until these are changed; version
     counters show that they were not.
@@ -81,6 +82,8 @@ class PostProcessing:
         self._unchanged: dict[str, float] = {}  # the largest norm and value of unchanged releases
         self._was_changed = False
         self._is_recognized = True
+        self.follows_release: bool | None = None
+        """Whether the repeated updates were the same; None if none was repeated."""
 
     def note(self, parameters: list[Any], *, is_divided: bool = False) -> None:
         """Note the sum with noise."""
@@ -136,6 +139,9 @@ class PostProcessing:
         if _is_same(after, before):
             self._note_unchanged(release)
             return update
+        if self.follows_release and bool(((after == before) | (after == 0)).all()):
+            is_kept = after != 0
+            return replace(release, update=lambda numbers: numbers * is_kept)
         self._note_changed(dict(self._candidates(after, before, release.norm)))
         if not self._limits:
             return update
