@@ -8,31 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from digits_config import digits_config
+from digits_config import digits_config, models_config
 
 from dpaudit.errors import InputError
 from dpaudit.experiments import Progress, Running, parse_config, run
 from dpaudit.experiments._recompute import verify_against_scores
-
-MANY = """
-output = "{output}"
-seed = 3
-threat_model = "black-box"
-pool = "serial"
-[model]
-name = "logistic-regression"
-[data]
-name = "digits"
-num_examples = 100
-[training]
-noise_multiplier = 0
-sample_rate = 1.0
-num_steps = 2
-[audit]
-num_models = 40
-held_out = 64
-methods = []
-"""
 
 
 class StoppedError(Exception):
@@ -75,7 +55,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        run(parse_config(MANY.replace("{output}", str(found)), "run.toml"), trials=stop)
+        run(parse_config(models_config(found, num_examples=100), "run.toml"), trials=stop)
     return found
 
 
@@ -94,7 +74,7 @@ def test_a_mistake_of_dpaudit_is_not_taken_for_damage(
     def fail(_: object) -> None:
         raise error
 
-    monkeypatch.setattr("dpaudit.experiments._recompute.compare", fail)
+    monkeypatch.setattr("dpaudit.experiments._analysis.compare", fail)
     result = run(command, folder / "finished")
     assert result.exit_code == 4
     assert f"dpaudit failed with {type(error).__name__}" in result.stderr

@@ -14,6 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from digits_config import models_config
 from pydantic import ValidationError
 from statistical_limits import count_range
 
@@ -32,30 +33,6 @@ from dpaudit.training import DPSGD, SGD
 from dpaudit.training.broken import NoiseTooSmall
 from dpaudit.training.data import digits, hold_out
 
-# Without noise there is no curve of the accountant to wait for.
-TINY = """
-output = "{output}"
-seed = 3
-threat_model = "black-box"
-pool = "serial"
-
-[model]
-name = "logistic-regression"
-
-[data]
-name = "digits"
-num_examples = 300
-
-[training]
-noise_multiplier = 0
-sample_rate = 1.0
-num_steps = 5
-
-[audit]
-num_models = 40
-held_out = 64
-methods = []
-"""
 CLAIM = "training.noise_multiplier=4"
 FORGOTTEN = ("training.fault.name=noise-too-small", "training.fault.factor=0.0")
 HERE = Path(__file__).parent
@@ -68,7 +45,7 @@ def tiny(tmp_path: Path) -> Make:
     """A black-box audit of a moment, with changes."""
 
     def make(*changes: str, output: str = "run") -> Config:
-        return parse_config(TINY.format(output=tmp_path / output), "tiny.toml", changes)
+        return parse_config(models_config(tmp_path / output, num_steps=5), "tiny.toml", changes)
 
     return make
 

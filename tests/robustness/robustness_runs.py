@@ -16,31 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from digits_config import digits_config
+from digits_config import digits_config, models_config
 
 MARK = "DPAUDIT_TEST_MARK"  # in the environment of a run and of everything that it starts
-TRIALS = """
-output = "{output}"
-seed = 3
-threat_model = "black-box"
-pool = {pool}
-
-[model]
-name = "logistic-regression"
-
-[data]
-name = "digits"
-num_examples = 300
-
-[training]
-noise_multiplier = 0
-sample_rate = 0.5
-num_steps = 60
-
-[audit]
-num_models = {num_models}
-methods = []
-"""
 ONE_MODEL = 'mode = "one-run"\nnum_canaries = 32\nmethods = []'
 POOLS = {
     "serial": '"serial"',
@@ -54,7 +32,8 @@ MODES = ("one-run", "input", "paper", "end-to-end", "final-model", *POOLS)
 def config_of(mode: str, folder: Path, *, size: int = 1) -> str:
     """Return the config of a run that takes a few seconds, times ``size``, and is resumable in the middle."""
     if mode in POOLS:
-        return TRIALS.format(output=folder, pool=POOLS[mode], num_models=320 * size)
+        sizes = {"sample_rate": 0.5, "num_steps": 60, "num_models": 320 * size}
+        return models_config(folder, pool=POOLS[mode], audit="", **sizes)
     top = "checkpoint_seconds = 0"
     if mode in _THREAT_MODELS:
         top += f'\nthreat_model = "{_THREAT_MODELS[mode]}"'

@@ -21,7 +21,7 @@ import pytest
 import torch
 from damage import altered, damaged, examples
 from damage import forged as resealed
-from digits_config import digits_config
+from digits_config import digits_config, models_config
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -38,25 +38,6 @@ SMALL = digits_config(
     top="checkpoint_seconds = 0",
     audit='num_canaries = 4\nmethods = ["f-DP(CP)"]',
 )
-MANY = """
-output = "{output}"
-seed = 3
-threat_model = "black-box"
-pool = "serial"
-[model]
-name = "logistic-regression"
-[data]
-name = "digits"
-num_examples = 100
-[training]
-noise_multiplier = 0
-sample_rate = 1.0
-num_steps = 2
-[audit]
-num_models = 40
-held_out = 64
-methods = []
-"""
 ROOT = Path(__file__).parents[2]
 PRIVATE = ("config.json", "checkpoint.pt", "trials.jsonl")
 # depend on the clock, or on the place of the directory
@@ -139,7 +120,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Of forty models in a store."""
-    return Runs(tmp_path_factory.mktemp("many"), MANY)
+    return Runs(tmp_path_factory.mktemp("many"), models_config("{output}", num_examples=100))
 
 
 Damage = Callable[[np.random.Generator, Path], None]
