@@ -356,16 +356,11 @@ def difference(stored: Any, requested: Any) -> str | None:
     return None
 
 
-def _foreign(path: Path, key: str, expected: Any, stored: Any) -> str:
-    return f"{path} was made with {key} = {stored}, not {expected}; choose another --output."
-
-
 class JsonCache:
     """Finished pieces of work in a directory: one JSON file per name, each complete or absent.
 
     Every file begins with the values of ``identity``, which describe how it was made. With ``keys``, it also
-    contains these and no others. ``content`` describes a file in the error about a damaged one; ``foreign``
-    returns the error message for a file with another identity.
+    contains these and no others. ``content`` describes a file in the error about a damaged one.
     """
 
     def __init__(
@@ -375,11 +370,10 @@ class JsonCache:
         *,
         keys: Collection[str] | None = None,
         content: str = "",
-        foreign: Callable[[Path, str, Any, Any], str] = _foreign,
         indent: int = 2,
     ) -> None:
         self.folder, self.identity = folder, json.loads(json.dumps(identity or {}))
-        self._keys, self._content, self._foreign, self._indent = keys, content, foreign, indent
+        self._keys, self._content, self._indent = keys, content, indent
 
     def path(self, name: str) -> Path:
         """Return the file of a piece of work."""
@@ -396,8 +390,8 @@ class JsonCache:
             raise self._damaged(path) if self._content else error from error
         for key, expected in self.identity.items():
             stored = values.pop(key, None)
-            if difference(stored, expected) is not None:
-                raise InputError(self._foreign(path, key, expected, stored))
+            if (other := difference({key: stored}, {key: expected})) is not None:
+                raise InputError(f"{path} was made otherwise: {other}; choose another --output.")
         if self._keys is not None and values.keys() != set(self._keys):
             raise self._damaged(path)
         return values

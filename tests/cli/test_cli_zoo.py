@@ -88,7 +88,8 @@ def test_mistakes_are_told_in_a_sentence(refused: Any, run: Any, tmp_path: Path)
     run("zoo", "--only", "microbatch", "--output", tmp_path)
     sentence = refused("zoo", "--only", "microbatch", "--output", tmp_path, "--seed", 1)
     assert (
-        sentence == f"{tmp_path / 'microbatch.json'} was made with seed = 0, not 1; choose another --output."
+        sentence == f"{tmp_path / 'microbatch.json'} was made otherwise: seed is 1 instead of the stored 0; "
+        "choose another --output."
     )
     (tmp_path / "microbatch.json").write_text("{")
     assert refused("zoo", "--only", "microbatch", "--output", tmp_path) == (

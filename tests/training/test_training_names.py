@@ -7,7 +7,7 @@ from dpaudit.training import data, ensemble, gradients, models
 
 NAMES = """
     DPSGD SGD Adam Augmentation Batch Diagnose EndToEnd FlipAndCrop GaussianSum Hook OneRun Optimizer
-    PoissonSampling PrivateSum Sampler Seeds Step Training TwoBatches accuracy clipped_sum cross_entropy
+    PoissonSampling PrivateSum Sampler Seeds Step Training TwoBatches accuracy cross_entropy
     generator initialize
 """
 

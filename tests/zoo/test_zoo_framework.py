@@ -176,7 +176,9 @@ def test_what_is_left_of_another_seed_or_version_is_refused(kept, name):
     values = json.loads(kept.read_text())
     assert values[name]
     kept.write_text(json.dumps(values | {name: "0.0.1"}))
-    with pytest.raises(InputError, match=rf"was made with {name} = 0\.0\.1, .*; choose another --output"):
+    with pytest.raises(
+        InputError, match=rf"was made otherwise: {name} is .* stored \"0\.0\.1\"; choose another --output"
+    ):
         run_zoo([entry()], seed=3, output=kept.parent)
 
 

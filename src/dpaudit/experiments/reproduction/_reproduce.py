@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import dpaudit
 from dpaudit import _io
-from dpaudit._io import JsonCache, difference
+from dpaudit._io import JsonCache
 from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.reproduction import _figure as fig
 
@@ -255,19 +255,8 @@ class FigureRun:
 
 def _finished_cells(folder: Path, identity: dict[str, Any]) -> JsonCache:
     """Return the cache of finished cells of a figure with this identity."""
-
-    def foreign(_path: Path, _key: str, here: Any, there: Any) -> str:
-        other = difference(there, here)
-        return f"{folder} holds cells of another reproduction: {other}; choose another --output."
-
-    return JsonCache(
-        folder,
-        {"identity": identity},
-        keys=("key", "seconds", "rows"),
-        content="a cell of a reproduction",
-        foreign=foreign,
-        indent=1,
-    )
+    keys, content = ("key", "seconds", "rows"), "a cell of a reproduction"
+    return JsonCache(folder, {"identity": identity}, keys=keys, content=content, indent=1)
 
 
 def _slug(key: fig.Key) -> str:
