@@ -377,3 +377,19 @@ def test_a_release_that_is_not_finite_ends_the_audit_and_the_steps_before_are_au
         recorder = observe_step(diverging, np.zeros((4, 100)), **options)
     assert recorder.num_done == 30
     assert recorder.audit().not_covered[0].startswith("steps from step 30 on are not audited")
+
+
+@pytest.mark.parametrize("share", [-1.0, -0.125, 0.0, 0.125])
+@pytest.mark.parametrize("canary", [dpaudit.Mixture(), dpaudit.Dirac()])
+def test_canaries_that_hardly_reach_the_release_never_get_a_verdict(share, canary):
+    rng = np.random.default_rng(0)
+
+    def weak(rows):
+        norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
+        return share * (rows / norms).sum(axis=0) + rng.standard_normal(rows.shape[1])
+
+    claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    options = {"claim": claim, "max_grad_norm": 1.0, "num_steps": 100, "canary": canary, "seed": 0}
+    recorder = observe_step(weak, np.zeros((4, 200)), **options)
+    with pytest.raises(dpaudit.InputError, match="Scores must increase by 1 where a canary is present"):
+        recorder.audit()
