@@ -333,7 +333,14 @@ _OTHERS = (
         "whether the per-example gradients of a batch add up to its gradient",
         "Rows that are not the gradients of examples may mix them; otherwise, only the training suffers.",
         "is a weight used outside of its layer, or a grad sampler registered for another kind of layer?",
-        "replay(step, batch, ...)",
+        "recorder.replay(train_step)",
+    ),
+    _clipping(
+        "outputs-by-batch",
+        "whether outputs of an example change with its place in the batch or the size of the batch",
+        "Without another example of its batch, an example then has another gradient.",
+        "is a position encoded along the batch, is the batch mixed at random, or is its size an input?",
+        "recorder.replay(train_step)",
     ),
     _clipping(
         "sum-norm",

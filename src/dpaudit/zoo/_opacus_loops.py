@@ -210,6 +210,17 @@ class _Standardized(nn.Module):
         return outputs
 
 
+class _Attending(nn.Module):
+    """Model that weighs its features by a softmax, along the features or along the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.rest, self.dim = nn.Linear(FEATURES, FEATURES), small_model(), 1
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.rest(inputs * self.scores(inputs).softmax(self.dim))  # type: ignore[no-any-return]
+
+
 class _NanSafe(DPOptimizer):  # type: ignore[misc]
     """Optimizer that removes non-finite gradients before they are clipped."""
 
@@ -229,6 +240,7 @@ _observed, _checked, _replayed, _replayed_non_finite = (
 _nan_safe = assign("optimizer.__class__", _NanSafe)
 
 SCENARIOS: Mapping[str, Scenario] = {
+    "batch-softmax": _observed(options={"model": _Attending}, fault=assign("model._module.dim", 0)),
     "weighted-sampler": _observed(fault=_sample_by_weight),
     "same-order": _observed(fault=_shuffle_once),
     "two-batches-per-step": _observed(fault=_sum_two_batches),

@@ -126,7 +126,8 @@ def observe(
     # with sampling=True, canaries need a hook of their own on the sampler
     batches = LoaderBatches(training, is_distributed=ranks.world_size > 1, is_followed=not sampling)
     sums, lints, others = SumObserver(training, clip, batches), LintCheck(training), _OtherRanks(ranks)
-    sums.examples.num_left *= _validate.flag("tests", tests)
+    if not _validate.flag("tests", tests):
+        sums.examples.num_left = sums.passes.num_left = 0
     # canaries that are drawn have the rate of the accountant, if it has one; the loader's rate is audited
     reads_loader = numbers.sample_rate is None and not (sampling and accounted_rate(optimizer) is not None)
     params = OpacusParamsReader(training, reads_loader=reads_loader)
@@ -144,7 +145,7 @@ def observe(
         claim=claim,
         settings=[lints],
         batches=batches.record,
-        checks=[sums.norms, sums.examples.facts, batches, others],
+        checks=[sums.norms, sums.facts, batches, others],
         facts=lambda: TrainingInfo(
             canary=canary,
             max_grad_norm=float(optimizer.max_grad_norm),

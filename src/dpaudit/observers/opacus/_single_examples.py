@@ -1,7 +1,8 @@
 """Single examples in the first steps of a training run, which is the same without these checks.
 
 :class:`ExampleGradients` compares what is clipped with plain backward passes: ghost clipping must clip an
-example by the norm of its gradient, and rows must add up to the gradient of their batch. What it finds is in
+example by the norm of its gradient, and rows must add up to the gradient of their batch. In
+``_forward_passes.py``, outputs of an example must be the same whatever the others are. What both find is in
 :class:`ExampleFacts`.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,10 @@ from dpaudit.observers.opacus._snapshot import TorchSnapshot
 _NUM_STEPS, _NUM_EXAMPLES = 8, 2
 # Relative rounding errors. In correct runs, norms and sums differ by up to 3e-6, or in bfloat16 by 1 ulp.
 _TOLERANCE, _ULPS = 1e-3, 8.0
+_ACROSS = (
+    "does a layer work across the batch, such as a softmax over the first dimension, attention without "
+    "batch_first=True, statistics of the batch, or a vote?"
+)
 
 
 @dataclass
@@ -52,8 +57,12 @@ class _Differences:
 class ExampleFacts:
     """What the first steps show of single examples."""
 
-    def __init__(self, *, has_ghost_norms: bool) -> None:
+    def __init__(self, *, has_ghost_norms: bool, is_repeated: bool) -> None:
+        self.is_repeated = is_repeated
         self.norms, self.rows = _Differences(), _Differences()
+        self.outputs, self.losses, self.by_batch = _Differences(), _Differences(), _Differences()
+        """Repeated passes; ``by_batch`` if random numbers or places in the batch can be the reason."""
+        self.why_not_repeated = "the module did not run"
         self.why_not = "no clipping factors were computed" if has_ghost_norms else ""
         """Why no norms were compared; empty if there are none, or if they were compared."""
 
@@ -74,7 +83,21 @@ class ExampleFacts:
                 1 + self.norms.largest,
             )
 
+        for what, passes in (("Outputs of the model", self.outputs), ("Losses", self.losses)):
+            if passes.num_differing:
+                sentence = (
+                    f"{what} change for examples that stay the same if others of the batch are replaced"
+                )
+                finding = Finding.certain("coupled-examples", f"{sentence}, in {passes} repeated passes.")
+                yield finding if what == "Losses" else replace(finding, cause=_ACROSS)
+
     def _to_check(self) -> Iterator[Finding]:
+        if self.by_batch.num_differing and not self.outputs.num_differing:
+            yield Finding.certain(
+                "outputs-by-batch",
+                f"In {self.by_batch} repeated passes, outputs of an example change with its place in the "
+                "batch, the number of examples, or random numbers that depend on others.",
+            )
         if self.rows.num_differing:
             yield Finding.certain(
                 "row-gradient",
@@ -84,6 +107,8 @@ class ExampleFacts:
             )
 
     def _gaps(self) -> Iterator[str]:
+        if self.is_repeated and not self.outputs.number:
+            yield f"whether examples see each other in the model: not repeated, {self.why_not_repeated}"
         if self.why_not:
             yield (
                 "ghost clipping computes norms from activations, which gradient canaries do not have: they "
@@ -97,12 +122,14 @@ class ExampleGradients:
     ``ghost`` is the module that does ghost clipping, if any; passes of canaries ``are_paused``.
     """
 
-    def __init__(self, optimizer: DPOptimizer, ghost: Any, are_paused: Callable[[], bool]) -> None:
+    def __init__(
+        self, optimizer: DPOptimizer, ghost: Any, facts: ExampleFacts, are_paused: Callable[[], bool]
+    ) -> None:
         self._optimizer, self._ghost, self._are_paused = optimizer, ghost, are_paused
         self._undo, self.num_left = ExitStack(), _NUM_STEPS
         """The number of steps in which gradients are still to be compared."""
         self._batches: list[dict[int, Tensor]] = []  # the gradients of each backward pass of this step
-        self.facts = ExampleFacts(has_ghost_norms=ghost is not None)
+        self.facts = facts
 
     @contextmanager
     def installed(self, steps: StepRecorder) -> Iterator[None]:

@@ -21,11 +21,15 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class TorchSnapshot:
-    """Objects and random number generators, saved when created; ``restore`` undoes all later changes."""
+    """Objects and random number generators, saved when created; ``restore`` undoes all later changes.
 
-    def __init__(self, roots: Iterable[Any]) -> None:
+    Tensors among the ``ignored`` ones are not saved.
+    """
+
+    def __init__(self, roots: Iterable[Any], ignored: Iterable[Tensor] = ()) -> None:
         self._undo: list[Callable[[], object]] = []
-        self._saved: dict[int, Any] = {}  # held, so that no identity is used twice
+        # held, so that no identity is used twice
+        self._saved: dict[int, Any] = {id(tensor): tensor for tensor in ignored}
         numpy_random: Any = np.random
         python_random: Any = random
         self._generators = [torch.default_generator, numpy_random.mtrand._rand, python_random._inst]
@@ -46,6 +50,11 @@ class TorchSnapshot:
     def random_state(self) -> list[Any]:
         """Return the states of all random number generators."""
         return [read() for read, _ in map(_state_of, self._generators)]
+
+    @property
+    def has_used_randomness(self) -> bool:
+        """Whether random numbers were drawn since the state was saved or restored."""
+        return list(state_digests("", self.random_state())) != list(state_digests("", self._random))
 
     def set_random_state(self, states: list[Any]) -> None:
         """Set the states of all random number generators."""
@@ -71,7 +80,7 @@ class TorchSnapshot:
 
     def _save_tensor(self, tensor: Tensor) -> None:
         if tensor.grad_fn is None:  # others are results of an earlier step, which nothing writes to
-            values, before = tensor.detach(), tensor.detach().clone()
+            values, before = tensor.data, tensor.detach().clone()  # without a new version for autograd
             self._undo.append(lambda: values.copy_(before))
         if tensor.is_leaf:
             gradient = tensor.grad

@@ -32,8 +32,9 @@ from dpaudit.observers.opacus._clipping import (
     tensor_norms,
     watched,
 )
+from dpaudit.observers.opacus._forward_passes import ForwardPasses
 from dpaudit.observers.opacus._prepared import LoaderBatches, PreparedTraining
-from dpaudit.observers.opacus._single_examples import ExampleGradients
+from dpaudit.observers.opacus._single_examples import ExampleFacts, ExampleGradients
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
@@ -65,7 +66,11 @@ class SumObserver:
         self._coefficients: Tensor | None = None  # of the same pass
         self._pass_norm: float | None = None  # to which its rows were clipped
         self._gradients = _PassGradients(training.optimizer)  # of the same pass
-        self.examples = ExampleGradients(training.optimizer, self._module, lambda: self._is_paused)
+        self.facts = facts = ExampleFacts(
+            has_ghost_norms=self._module is not None, is_repeated=training.network is not None
+        )
+        self.examples = ExampleGradients(training.optimizer, self._module, facts, lambda: self._is_paused)
+        self.passes = ForwardPasses(training, facts, lambda: self._is_paused)
         self._start_step()
 
     def _start_step(self) -> None:
@@ -89,6 +94,7 @@ class SumObserver:
         with ExitStack() as undo:
             undo.enter_context(self._loader.installed(steps))
             undo.enter_context(self.examples.installed(steps))
+            undo.enter_context(self.passes.installed(steps))
             watch(self._optimizer, adds, before=self._before_adding, after=self._after_adding)
             if self._module is not None:
                 watch(self._module, "get_norm_sample", after=self._note_norms)
@@ -134,6 +140,7 @@ class SumObserver:
         if self._is_paused:
             return
         self._trained.require_same(self._num_steps)
+        self.passes.confirm(self._clip.batch_sizes())
         self.examples.compare_rows()
         sums = [parameter.summed_grad for parameter in self._optimizer.params]
         if self._sums is not None and any(total is None for total in sums):  # a step was abandoned
