@@ -120,7 +120,7 @@ def test_pre_commit_uses_the_pinned_versions() -> None:
 
 
 def test_what_is_promised_names_tests_that_exist() -> None:
-    text = (ROOT / "docs" / "promises.md").read_text()
+    text = (ROOT / "docs" / "evidence.md").read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)`(\*?)", text)
     assert len(named) > 20
     for path, star in named:

@@ -17,7 +17,7 @@ QUOTES = [
     ("verdicts.md", "{} % with `Posterior` for μ from 0.1 to 1", POSTERIOR, SAME_DATA, SMALL),
     ("verdicts.md", "{} % without a leak", POSTERIOR, SAME_DATA, NO_LEAK),
     ("verdicts.md", "{} % with `ClopperPearson`", CLOPPER_PEARSON, SAME_DATA, NO_LEAK + LEAK),
-    ("choose-threshold.md", "At nominal 95 %, {} % of such bounds", POSTERIOR, SAME_DATA, SMALL),
+    ("choose.md", "At nominal 95 %, {} % of such bounds", POSTERIOR, SAME_DATA, SMALL),
     ("statistics.md", "it was wrong in {} % of the simulated audits", POSTERIOR, FIXED, LEAK),
     ("statistics.md", "*some* leak is reported for any data ({} % in", POSTERIOR, FIXED, NO_LEAK),
 ]

@@ -130,7 +130,7 @@ def test_a_leak_that_no_method_finds_is_said_to_be_one(run: Any, monkeypatch: py
     words = "No method detects epsilon 4.43 (noise at 99 % of the claim) with up to 50 scores per side."
     assert words in " ".join(result.stdout.split())
     sentence = str(dpaudit.plan_observations(CLAIM, Leak(noise_factor=0.99)))
-    assert "JointExact does not detect noise at 99 % of the claimed level" in sentence
+    assert "JointExact does not detect noise at 99 % of the claim" in sentence
     assert "within 50 steps" in sentence
 
 

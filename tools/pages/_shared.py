@@ -27,6 +27,7 @@ __all__ = [
     "write",
     "write_block",
     "write_csv",
+    "write_tables",
 ]
 
 DOCS = ROOT / "docs"
@@ -54,6 +55,18 @@ def block_of(page: Path, script: str) -> str:
 def markdown_table(head: list[str], rows: list[list[str]]) -> str:
     """Return a table in Markdown."""
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def write_tables(name: str, text: str) -> None:
+    """Write Markdown tables with equal heads, and how many runs each row has, to a file of docs/data."""
+    runs, rows = "", list[list[str]]()
+    for line in text.splitlines():
+        if match := re.match(r"([\d,]+) simulated training runs per row", line):
+            runs = match[1].replace(",", "")
+        elif line.startswith("|") and not line.startswith("| ---"):
+            cells = [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+            rows.append([*cells, *([runs if rows else "runs"] if runs else [])])
+    write_csv(DOCS / "data" / name, rows[0], [row for row in rows if row[:2] != rows[0][:2]])
 
 
 def read_csv(path: Path) -> list[list[str]]:

@@ -6,7 +6,7 @@ Half of the runs use the native engine, half Opacus. The linear regressions clip
 steps, so that every gradient depends on the noise of the steps before: a test whose null does not hold in
 adaptive training flags them. Each line of the output file is one run: its setting, seed, verdict, p-value
 and findings. Finished runs are read from it, so an interrupted command resumes there. The
-table is written to docs/diagnostics.md.
+table is written to docs/data/correct-runs.csv.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _shared import DOCS, restart_in_environment, write_block
+from _shared import restart_in_environment, write_tables
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -186,7 +186,7 @@ def main() -> int:
             rows.append(row)
             print(f"{len(rows)}/{arguments.runs} {row}", file=sys.stderr, flush=True)
     lines = "\n".join(table(rows))
-    write_block(DOCS / "diagnostics.md", "correct_runs.py", lines)
+    write_tables("correct-runs.csv", lines)
     print(lines)
     flagged = sum(row["verdict"] == "VIOLATION" for row in rows)
     limit = ERROR_RATE * len(rows) + 3 * math.sqrt(ERROR_RATE * (1 - ERROR_RATE) * len(rows))

@@ -1,4 +1,4 @@
-"""Simulate how often a correct training run has a finding, and write the tables to docs/diagnostics.md.
+"""Simulate how often a correct training run has a finding, and write the tables to docs/data.
 
     python tools/pages/diagnostics_error.py [--repetitions 2000] [--part noise|rows|regular|audits|adaptive]
 
@@ -21,7 +21,7 @@ from multiprocessing import get_context
 
 import numpy as np
 from _adaptive_runs import SCHEDULES, SETTINGS, LinearTraining, adaptive_runs
-from _shared import DOCS, restart_in_environment, write_block
+from _shared import restart_in_environment, write_tables
 
 from dpaudit.diagnostics import BatchRecord, Check, Diagnosis, Diagnostics, NoiseCheck, ObservedStep
 from dpaudit.diagnostics._data_tests import missing_direction
@@ -287,11 +287,11 @@ def adaptive_table(repetitions: int) -> str:
 
 
 PARTS = {
-    "noise": ("", table),
-    "rows": (", rows", rows_table),
-    "regular": (", regular", regular_table),
-    "audits": (", audits", audits_table),
-    "adaptive": (", adaptive", adaptive_table),
+    "noise": table,
+    "rows": rows_table,
+    "regular": regular_table,
+    "audits": audits_table,
+    "adaptive": adaptive_table,
 }
 
 
@@ -301,8 +301,7 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, help="write only one of the tables")
     arguments = parser.parse_args()
     for name in [arguments.part] if arguments.part else PARTS:
-        mark, write = PARTS[name]
-        write_block(DOCS / "diagnostics.md", f"diagnostics_error.py{mark}", write(arguments.repetitions))
+        write_tables(f"p-values-{name}.csv", PARTS[name](arguments.repetitions))
 
 
 if __name__ == "__main__":

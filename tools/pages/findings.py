@@ -24,7 +24,7 @@ INTRODUCTION = """\
 
 A finding means that the accounting does not describe the code that ran. It is either a test that a correct
 training run rarely fails, or a fact that no correct run has. The findings of one run share an error rate: see
-[diagnostics](diagnostics.md).
+[the verdict](verdicts.md#one-verdict-from-bound-and-tests).
 
 This page lists every finding that dpaudit can have. It is made from the declarations in the code, which are
 also available as `dpaudit.diagnostics.finding_kinds()`. A finding that follows from another one is still

@@ -1,4 +1,4 @@
-"""Run the zoo with many seeds, and write the results to docs/zoo.md.
+"""Run the zoo with many seeds, and write docs/zoo.md, docs/data/zoo.csv and docs/data/zoo-bounds.csv.
 
     python tools/pages/zoo.py [--seeds 40] [--broken-seeds 10] [--only NAME ...] [--as-is | --violations]
 
@@ -12,19 +12,31 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from _shared import DOCS, ROOT, block_of, markdown_table, write_block
+from _shared import DOCS, ROOT, markdown_table, read_csv, write_block, write_csv
 from _violations import CASES, HEAD
 
 from dpaudit.zoo import ENTRIES, ENTRIES_FOUND_BY_TESTS, ENTRIES_OF_PUBLIC_CODE, Entry, chosen, judge, run_zoo
 
 CACHE = ROOT / ".zoo-cache"
-PAGE = DOCS / "zoo.md"
+PAGE, FAULTS, BOUNDS = DOCS / "zoo.md", DOCS / "data" / "zoo.csv", DOCS / "data" / "zoo-bounds.csv"
+FAULTS_HEAD = [
+    "number",
+    "fault",
+    "what was wrong",
+    "fix",
+    "reported",
+    "injected into",
+    "caught by",
+    "steps",
+    "caught",
+    "twin flagged",
+]
 GROUPS = {"public code": ENTRIES_OF_PUBLIC_CODE, "found by tests": ENTRIES_FOUND_BY_TESTS}
 NUM_MEASURED = 4  # columns at the end of a row
 METHODS = (
@@ -97,20 +109,24 @@ def measured_cells(entries: list[dict[str, Any]], counts: dict[str, dict[bool, s
     }
 
 
-def faults_table(group: str, new: dict[str, list[str]]) -> str:
-    """Return the rows of a group: new cells, or those on the page, with the current descriptions."""
-    head = ["", "fault", "what was wrong", "fix", "where", "injected into"]
-    old = {row_name(line): cells(line)[-NUM_MEASURED:] for line in lines_of(group)}
-    names = {entry.name for entry in GROUPS[group]}
-    rows = [
-        [str(place), f"`{entry.name}`", entry.wrong, entry.fix or "", entry.public, entry.kind, *known]
+def faults_rows(new: dict[str, list[str]]) -> list[list[str]]:
+    """Return the rows of all faults: new cells, or those of the file, with the current descriptions."""
+    old = {row[1]: row[-NUM_MEASURED:] for row in read_csv(FAULTS)}
+    return [
+        [str(place), entry.name, entry.wrong, entry.fix or "", entry.public, entry.kind, *measured]
         for place, entry in enumerate(ENTRIES, 1)
-        if entry.name in names and (known := new.get(entry.name) or old.get(entry.name))
+        if (measured := new.get(entry.name) or old.get(entry.name))
     ]
-    return markdown_table([*head, "caught by", "steps", "caught", "twin flagged"], rows)
 
 
-def methods_table(entries: list[dict[str, Any]]) -> str:
+def faults_table(group: str, rows: list[list[str]]) -> str:
+    """Return what the page shows of a group: the fault, what was wrong, and what catches it."""
+    names = {entry.name for entry in GROUPS[group]}
+    shown = [[f"`{row[1]}`", row[2], row[6], row[7]] for row in rows if row[1] in names]
+    return markdown_table(["fault", "what was wrong", "caught by", "steps"], shown)
+
+
+def methods_rows(entries: list[dict[str, Any]]) -> list[list[str]]:
     rows = []
     for entry in entries:
         broken = entry["broken"]
@@ -120,9 +136,9 @@ def methods_table(entries: list[dict[str, Any]]) -> str:
             tests, bound = broken["tests"], broken["bound"]
             findings = "" if tests is None else steps(bool(tests["findings"]), "found", tests["steps_needed"])
             verdict = steps(bound["verdict"] == "VIOLATION", number(bound["epsilon"]), bound["steps_needed"])
-            name, claim = f"`{entry['name']}`", number(broken["claimed_epsilon"])
-            rows.append([name, claim, *bounds, verdict, findings])
-    return markdown_table(["fault", "claim", *METHODS, "verdict", "tests"], rows)
+            rows.append([entry["name"], number(broken["claimed_epsilon"]), *bounds, verdict, findings])
+    merged = {row[0]: row for row in [*read_csv(BOUNDS), *rows]}
+    return [merged[entry.name] for entry in ENTRIES if entry.name in merged]
 
 
 def cell(method: dict[str, Any] | None) -> str:
@@ -132,7 +148,7 @@ def cell(method: dict[str, Any] | None) -> str:
 
 
 def steps(is_caught: bool, text: str, needed: int | None) -> str:
-    return f"**{text}** ({needed})" if is_caught else text.replace("found", "")
+    return f"{text} ({needed})" if is_caught else text.replace("found", "")
 
 
 def number(value: float | str) -> str:
@@ -143,48 +159,23 @@ def write(name: str, text: str) -> None:
     write_block(PAGE, f"zoo.py: {name}", text)
 
 
-def lines_of(name: str) -> list[str]:
-    """Return the rows of a table on the page."""
-    return [line for line in block_of(PAGE, f"zoo.py: {name}").split("\n") if "`" in line]
-
-
-def row_name(line: str) -> str:
-    """Return the entry of a row, which is its first name in backquotes."""
-    return line.split("`")[1]
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def merged(name: str, new: str) -> str:
-    """Return the table of the page, with new rows in place of old ones."""
-    head, rule, *lines = new.split("\n")
-    rows = {row_name(line): line for line in [*lines_of(name), *lines]}
-    return "\n".join([head, rule, *(rows[entry.name] for entry in ENTRIES if entry.name in rows)])
-
-
-def runs(only: list[str]) -> str:
-    """Return a sentence with the number of runs, read from the tables on the page."""
-    rows = {f"`{row_name(line)}`": cells(line) for group in GROUPS for line in lines_of(group)}
+def runs(rows: list[list[str]], only: list[str]) -> str:
+    """Return a sentence with the number of runs of all faults and twins."""
     said = [
-        f"{what} were run with {grouped({name: row[place] for name, row in rows.items()})}."
+        f"{what} ran with {grouped([row[place] for row in rows])}."
         for what, place in (("Faults", -2), ("Twins", -1))
     ]
     if only:
         names = ", ".join(f"`{name}`" for name in only)
-        said.append(f"Since the last complete run, only {names} were measured again.")
+        said.append(f"Since the last complete run, only {names} ran again.")
     return " ".join(said)
 
 
-def grouped(cells: dict[str, str]) -> str:
-    """Turn cells such as "0 of 40" into "40 seeds; with 24: a, b"."""
-    names = defaultdict[int, list[str]](list)
-    for name, cell in cells.items():
-        names[int(cell.split(" of ")[1])].append(name)
-    usual = max(names, key=lambda number: len(names[number]))
-    others = [f"with {number}: {', '.join(some)}" for number, some in names.items() if number != usual]
-    return "; ".join([f"{usual} seeds", *others])
+def grouped(cells: list[str]) -> str:
+    """Turn cells such as "0 of 40" into "10 seeds (26 with 40)"."""
+    (usual, _), *others = Counter(cell.split(" of ")[1] for cell in cells).most_common()
+    more = ", ".join(f"{count} with {number}" for number, count in others)
+    return f"{usual} seeds{f' ({more})' if more else ''}"
 
 
 def violations() -> str:
@@ -216,10 +207,12 @@ def main() -> None:
     counts = counted(entries, num_seeds)
     found = run_zoo(entries, seed=0, output=CACHE / "matrix", watch=lambda *args: print(*args, flush=True))
     new = measured_cells(found["entries"], counts)
+    rows = faults_rows(new)
+    write_csv(FAULTS, FAULTS_HEAD, rows)
+    write_csv(BOUNDS, ["fault", "claim", *METHODS, "verdict", "tests"], methods_rows(found["entries"]))
     for group in GROUPS:
-        write(group, faults_table(group, new))
-    write("methods", merged("methods", methods_table(found["entries"])))
-    write("runs", runs(options.only))
+        write(group, faults_table(group, rows))
+    write("runs", runs(rows, options.only))
     if not options.only:
         write("violations", violations())
 

@@ -86,15 +86,16 @@ class Plan:
         return self.num_steps * self.num_canaries
 
     def __str__(self) -> str:
-        leak = f"a true epsilon of {self.leak.epsilon:.4g}"
+        leak = f"epsilon {_validate.rounded(self.leak.epsilon)}"
         if self.leak.noise_factor is not None:
-            leak = f"noise at {_validate.percent(self.leak.noise_factor, 3)} of the claimed level ({leak})"
+            leak = f"noise at {_validate.percent(self.leak.noise_factor, 3)} of the claim ({leak})"
         verb = "does not detect" if self.num_observations is None else "detects"
         steps = f"in {self.num_steps:,} steps" if self.num_steps else f"within {self.most:,} steps"
-        scores = f"{self.num_canaries:,}" if self.num_canaries else f"up to {self.most:,}"
+        canaries = f"{self.num_canaries:,}" if self.num_canaries else f"up to {self.most:,}"
+        often = _validate.percent(self.leak.probability)
         return (
-            f"{self.inference.label} {verb} {leak} with {_validate.percent(self.leak.probability)} "
-            f"probability {steps} (canaries per step and side: {scores})."
+            f"{self.inference.label} {verb} {leak}, {often} of the time, {steps} with {canaries} "
+            f"{'canary' if canaries == '1' else 'canaries'} per side."
         )
 
     def to_dict(self) -> dict[str, Any]:
