@@ -193,8 +193,8 @@ GHOST = (
         group=NORMS,
         library="opacus ghost",
         text="The norm sampler of an embedding sum treats a repeated token as several different ones.",
-        why="A text of 24 equal tokens has 24 times the gradient in one row, a norm of 24, not of the square"
-        " root of 24; in these texts the norm is 2.2 times too small. The twin counts tokens.",
+        why="A text of 24 equal tokens has a norm of 24, not of the square root of 24; measured, one example"
+        " is 26 % longer than allowed. The twin counts tokens.",
         expected=r"norm sampler|ghost|norm.*(differ|another|wrong|smaller|true|too (small|short))|register|"
         r"repeat",
         words=r"norm|clip|ghost|one example",

@@ -83,7 +83,7 @@ def noise_in_bfloat16(seed: int, broken: bool) -> OpacusLoop:
     return loop
 
 
-class OwnNorms(DPPerLayerOptimizer):
+class LayerNoise(DPPerLayerOptimizer):
     """Noise that follows the clipping norm of each parameter."""
 
     factor = 1.0
@@ -96,7 +96,7 @@ class OwnNorms(DPPerLayerOptimizer):
 
 
 def noise_of_each_layer(seed: int, broken: bool) -> OpacusLoop:
-    loop = hand_made_training(seed, OwnNorms, max_grad_norm=[0.5, 0.5, 0.5, 0.5])
+    loop = hand_made_training(seed, LayerNoise, max_grad_norm=[0.5, 0.5, 0.5, 0.5])
     loop.optimizer.factor = 1.0 if broken else 2.0  # the square root of the number of parameters
     return loop
 

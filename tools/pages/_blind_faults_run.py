@@ -164,9 +164,9 @@ def own_error_feedback(seed: int, broken: bool) -> OwnStep:
         noise.reseed()
         carry["rest"] = 0.0
 
-    own = noise.own_step(step)
-    own.reseed = reseed
-    return own
+    case = noise.own_step(step)
+    case.reseed = reseed
+    return case
 
 
 def more_epochs_than_planned(seed: int, broken: bool) -> OpacusLoop:
@@ -321,7 +321,7 @@ RUN = (
         library="opacus",
         text="make_private_with_epsilon plans 2 epochs, the loop runs 4, and the target epsilon of 3 is"
         " claimed.",
-        why="The noise is that of 40 steps, but 80 are run: epsilon is above 4. The twin runs 2 epochs.",
+        why="The noise is that of 40 steps, but 80 are run: epsilon is 3.8. The twin runs 2 epochs.",
         expected=EPSILON,
         words=EPSILON,
         scenario=more_epochs_than_planned,

@@ -6,8 +6,11 @@ check has read measures nothing any more. Run `blind.py --half held-out` for the
 
 from __future__ import annotations
 
-from _blind_case import BlindFault
+from _blind_held_out_data import HIDDEN_DATA
+from _blind_held_out_ghost import HIDDEN_GHOST
+from _blind_held_out_release import HIDDEN_RELEASE
+from _blind_held_out_run import HIDDEN_RUN
 
 __all__ = ["HELD_OUT"]
 
-HELD_OUT: tuple[BlindFault, ...] = ()
+HELD_OUT = (*HIDDEN_RELEASE, *HIDDEN_GHOST, *HIDDEN_DATA, *HIDDEN_RUN)

@@ -18,6 +18,7 @@ from dpaudit.observers import jax_privacy
 from dpaudit.training.data import digits
 
 __all__ = [
+    "CAPACITY",
     "JAX_BATCH",
     "JAX_EXAMPLES",
     "JaxLoop",
