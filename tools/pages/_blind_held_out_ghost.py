@@ -175,7 +175,7 @@ HIDDEN_GHOST = (
         name="norm-scheduled-in-optimizer",
         group=NORMS,
         library="opacus ghost",
-        text="A scheduler lowers the clipping norm of the optimizer; the module goes on clipping to the"
+        text="A scheduler lowers the clipping norm of the optimizer; the module still clips to the"
         " first one.",
         why="Noise follows the optimizer's norm, 13 % of the module's after 40 steps. The twin sets both.",
         expected=r"max_grad_norm|clipping norm|schedul|clipped (at|to)|another norm|module|two norms|"
