@@ -173,16 +173,20 @@ def observe(
     finally:
         steps.recorder.replayer = partial(replay_training, training)
     if replay is not None:
-        try:
-            steps.recorder.replay(replay)
-        except Exception as error:  # noqa: BLE001  # the training run is over, and its audit remains
-            steps.note_not_covered(f"the step was not replayed: {first_line(error)}")
+        _replay_or_note(steps, replay)
     read = DPSGDParams(
         noise_multiplier=float(optimizer.noise_multiplier), sample_rate=accounted_rate(optimizer)
     ).overridden(numbers)
     claimed = ClaimedStep(noise_multiplier=read.noise_multiplier or 0.0, sample_rate=read.sample_rate)
     with steps.guard():  # not after an error, which another process may not have
         others.exchange(steps.checks, claimed)
+
+
+def _replay_or_note(steps: StepRecorder, train_step: Callable[[Any], object]) -> None:
+    try:
+        steps.recorder.replay(train_step)
+    except Exception as error:  # noqa: BLE001  # the training run is over, and its audit remains
+        steps.note_not_covered(f"the step was not replayed: {first_line(error)}")
 
 
 class _OtherRanks:

@@ -231,14 +231,17 @@ class SamplerWithCanaries:
             with _changed(self._changes | sized):
                 batch: list[int] | None = next(drawn, None)
             with guard():
-                if size is not None and len(batch or ()) != size:
-                    raise InputError(
-                        f"The {type(self._sampler.sampler).__name__} must have {size} entries for a batch, "
-                        f"got {len(batch or ())}: it draws from another number of entries than it states."
-                    )
+                self._require_size(size, len(batch or ()))
             if batch is None and size != 0:
                 return
             yield batch or []
+
+    def _require_size(self, size: int | None, actual: int) -> None:
+        if size not in (None, actual):
+            raise InputError(
+                f"The {type(self._sampler.sampler).__name__} must have {size} entries for a batch, got "
+                f"{actual}: it draws from another number of entries than it states."
+            )
 
 
 @contextmanager
