@@ -26,7 +26,7 @@ def test_a_run_without_noise_shows_bound_and_maximum_and_ends_with_0(config: Pat
     assert "Without noise nothing is claimed and nothing can be refuted" in result.stdout
     details = run("run", config, "-v").stdout
     assert re.search(r"at best +epsilon >= [\d.]+ by an attack without a single error", details)
-    assert re.search(r"models +48 of 48, ", details)
+    assert re.search(r"models +48 of 48\n", details)
     assert "test accuracy" in details
     lines = [line for line in result.stderr.splitlines() if " of 48 models" in line]
     assert lines[0] == "0 of 48 models"

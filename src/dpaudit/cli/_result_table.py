@@ -12,6 +12,7 @@ from rich.text import Text
 
 from dpaudit import _validate
 from dpaudit.cli._console import print_rows, print_table, slim_table
+from dpaudit.report import training_facts
 from dpaudit.stats import Block, Estimate, Kind, Power, ThresholdRule, details
 
 _Values: TypeAlias = Mapping[str, Any]
@@ -68,38 +69,12 @@ def print_details(console: Console, values: _Values) -> None:
     if values["bound"] is not None:
         power, attack_power = _restored(Power, values, "power"), _restored(Power, values, "attack_power")
         rows += details(values, power, attack_power, _restored(Estimate, values, "estimate"))
-    print_rows(console, [*rows, *model_and_steps(values)])
+    print_rows(console, rows)
+    print_rows(console, list(training_facts(values)))
 
 
 def _restored(kind: Any, values: _Values, key: str) -> Any:
     return None if values.get(key) is None else kind.from_dict(values[key])
-
-
-def model_and_steps(values: _Values) -> list[tuple[str, str]]:
-    """Return labeled lines about the model and the steps of a run."""
-    if "num_models" in values:
-        return _many_models(values)
-    if "timing" not in values:  # scores
-        return []
-    seconds = values["timing"]["training_seconds"]
-    return [
-        ("model", f"{values['num_parameters']:,} parameters, test accuracy {values['accuracy']:.3f}"),
-        ("steps", f"{values['num_done']:,} of {values['num_steps']:,} in {seconds:.3g} s"),
-    ]
-
-
-def _many_models(values: _Values) -> list[tuple[str, str]]:
-    trained = f"{values['num_models'] - values['num_failed']:,} of {values['num_models']:,}"
-    if (speed := values["timing"]["models_per_second"]) is not None:
-        trained += f", {speed:.3g} per second"
-    rows = [
-        ("at best", f"epsilon >= {_number(values['largest_epsilon'])} by an attack without a single error"),
-        ("models", trained),
-    ]
-    if values["accuracy"] is not None:
-        text = f"{values['num_parameters']:,} parameters, test accuracy {values['accuracy']:.3f}"
-        rows.append(("model", f"{text} without the canary"))
-    return rows
 
 
 def _print_methods(console: Console, values: _Values) -> None:

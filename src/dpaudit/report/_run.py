@@ -158,7 +158,7 @@ class Run:
             refuted=_texts(values, "refuted") if values.get("refuted") is not None else None,
             diagnosis=_optional(Diagnosis.from_dict, values, "diagnosis"),
             likely_causes=_texts(values, "likely_causes"),
-            facts=dict(_facts(values)),
+            facts=dict(training_facts(values)),
             details=tuple(stats.details({**values, "notes": notes}, power, attack_power, estimate)),
             **more,
         )
@@ -229,8 +229,8 @@ def _methods(rows: Sequence[Mapping[str, Any]], delta: float) -> Iterator[Method
         yield MethodBound(_text(row["name"]), stats.Bound.from_dict(row), compared)
 
 
-def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield labeled facts about the training run."""
+def training_facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield labeled facts about the training run, or the many of them, behind the values of a result."""
     for key in ("mode", "threat_model"):
         if values.get(key) is not None:
             yield key.replace("_", " "), _text(values[key])
@@ -238,9 +238,14 @@ def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         done, planned = (read_number(values, key) for key in ("num_done", "num_steps"))
         early = ", stopped at the first violation" if values["stopped_early"] is True else ""
         yield "steps", f"{done:,.0f} of {planned:,.0f}{early}"
+    if values.get("num_models") is not None:
+        best = number(read_number(values, "largest_epsilon"))
+        yield "at best", f"epsilon >= {best} by an attack without a single error"
+        total, lost = (read_number(values, key) for key in ("num_models", "num_failed"))
+        yield "models", f"{total - lost:,.0f} of {total:,.0f}"
     for key, label, form in (
         ("num_canaries", "canaries", ",.0f"),
-        ("num_parameters", "parameters of the model", ",.0f"),
+        ("num_parameters", "parameters", ",.0f"),
         ("noise_multiplier", "noise multiplier", ".6g"),
         ("sample_rate", "sample rate", ".6g"),
         ("accuracy", "test accuracy", ".3f"),
@@ -248,6 +253,8 @@ def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if values.get(key) is not None:
             yield label, f"{read_number(values, key):{form}}"
     timing = values.get("timing") or {}
+    if timing.get("models_per_second") is not None:
+        yield "speed", f"{read_number(timing, 'models_per_second'):.3g} models per second"
     if timing.get("training_seconds") is not None:
         yield "training took", f"{read_number(timing, 'training_seconds'):,.1f} s"
 

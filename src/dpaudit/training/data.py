@@ -97,6 +97,12 @@ class Dataset:
         """Return a copy on another device."""
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
+    def followed_by(self, inputs: Tensor, targets: Tensor) -> Dataset:
+        """Return the data as model inputs, with other examples appended."""
+        both = zip(self.at(torch.arange(len(self))), (as_inputs(inputs), targets), strict=True)
+        whole = [torch.cat([first, second.to(first)]) for first, second in both]
+        return replace(self, inputs=whole[0], targets=whole[1])
+
     def split(self, num_first: int) -> tuple[Dataset, Dataset]:
         """Split the data after the first ``num_first`` examples, for example into training and test set."""
         if not 0 < num_first < len(self):

@@ -87,7 +87,7 @@ def test_the_clip_bkd_canary_lies_where_the_data_do_not(data) -> None:
     ("options", "sentence"),
     [
         ({"canary": Example(torch.zeros(8, 8), 3)}, r"The canary must have shape \(1, 8, 8\), got \(8, 8\)"),
-        ({"canary": Example(torch.zeros(1, 8, 8), 10)}, "Classes must be between 0 and 9, got 10 to 10"),
+        ({"canary": Example(torch.zeros(1, 8, 8), 10)}, "Classes must be between 0 and 9, got 0 to 10"),
         ({"initial_weights": torch.zeros(3)}, r"vector of length 1,210, got shape \(3,\)"),
         ({"models_at_once": 0}, "models_at_once must be at least 1, got 0"),
     ],

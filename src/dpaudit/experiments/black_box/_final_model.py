@@ -67,7 +67,7 @@ class FinalModel:
         before = np.zeros(count) if weights is None else _scores(model, canaries, audit.score)
         training = Training(
             model,
-            _with_canaries(train, canaries, present),
+            train.followed_by(*canaries.at(torch.from_numpy(np.flatnonzero(present)))),
             settings_of(config.training, resolved),
             seeds=seeds,
             device=device_of(config.device),
@@ -88,18 +88,6 @@ class FinalModel:
     def num_canaries(self) -> int:
         """The number of canaries, present or absent."""
         return len(self.present)
-
-
-def _with_canaries(train: Dataset, canaries: Dataset, present: BoolArray) -> Dataset:
-    """Return the data followed by the present canaries."""
-    examples, added = (
-        train.at(torch.arange(len(train))),
-        canaries.at(torch.from_numpy(np.flatnonzero(present))),
-    )
-    inputs, targets = (
-        torch.cat([tensor, other.to(tensor)]) for tensor, other in zip(examples, added, strict=True)
-    )
-    return Dataset(inputs, targets, train.num_classes)
 
 
 def _scores(model: nn.Module, canaries: Dataset, score: str | None) -> FloatArray:

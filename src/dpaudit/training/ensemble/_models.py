@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -131,10 +131,7 @@ def joined(data: Dataset, example: Example) -> Dataset:
     """Return the data as model inputs, with the example appended."""
     if tuple(example.inputs.shape) != data.shape:
         raise InputError(f"The canary must have shape {data.shape}, got {tuple(example.inputs.shape)}.")
-    target = torch.tensor([example.target]).to(data.targets)
-    alone = replace(data, inputs=example.inputs[None].to(data.inputs.device), targets=target)
-    inputs = [examples.at(torch.arange(len(examples)))[0] for examples in (data, alone)]
-    return replace(data, inputs=torch.cat(inputs), targets=torch.cat([data.targets, target]))
+    return data.followed_by(example.inputs[None], torch.tensor([example.target]))
 
 
 def clip_bkd(data: Dataset, model: nn.Module) -> Example:
