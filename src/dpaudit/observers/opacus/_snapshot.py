@@ -54,7 +54,7 @@ class TorchSnapshot:
     @property
     def has_used_randomness(self) -> bool:
         """Whether random numbers were drawn since the state was saved or restored."""
-        return list(state_digests("", self.random_state())) != list(state_digests("", self._random))
+        return not all(map(_is_same_state, self.random_state(), self._random))
 
     def set_random_state(self, states: list[Any]) -> None:
         """Set the states of all random number generators."""
@@ -110,6 +110,15 @@ def _state_of(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object
         bits = generator.bit_generator
         return lambda: bits.state, lambda state: setattr(bits, "state", state)
     return generator.get_state, generator.set_state
+
+
+def _is_same_state(first: Any, second: Any) -> bool:
+    """Return whether two states of one random number generator are the same."""
+    if isinstance(first, Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return repr(first) == repr(second)
+    return all(map(np.array_equal, first, second))
 
 
 def is_object(value: Any) -> bool:
