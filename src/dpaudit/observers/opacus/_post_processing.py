@@ -36,7 +36,9 @@ _MAX_COORDINATES = 2**20  # whose largest values are noted
 _ROUNDING = 1e-5  # relative difference of two releases that are the same up to rounding
 _SAME = 1e-4  # relative difference of two steps' factors or limits
 _FACTOR, _NORM, _VALUE = "factor", "norm", "value"
-_FIRST, _EVERY = 10, 16  # steps in which values of weights are compared, which takes a pass over all of them
+# Updates after which values of weights are compared, in two passes over all of them: measured 1.1 ms of 0.2 M
+# parameters, where a step with ghost clipping takes 4.3 ms and may take three times that in the first ten.
+_READ, _EVERY = (0, 1, 2, 5, 9), 16
 _REPEATED = (0, 3, 9)  # steps whose updates are repeated: the first, and later ones for optimizers with state
 _LIBRARIES = ("torch.", "opacus.", "accelerate.")  # whose updates are functions of the release
 
@@ -243,7 +245,7 @@ class WeightWatch:
 
     def note_update(self) -> None:
         """Note the weights at the end of an update."""
-        is_read = self._num_updates < _FIRST or self._num_updates % _EVERY == 0 or self._has_changed
+        is_read = self._num_updates in _READ or self._num_updates % _EVERY == 0 or self._has_changed
         self._num_updates += 1
         self._versions = [parameter._version for parameter in self._parameters]
         self._values = self.read() if is_read else None
