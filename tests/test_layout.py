@@ -78,8 +78,8 @@ PRIVATE_IN_BENCHMARKS = {
         "dpaudit.diagnostics._distribution_tests.REGULARITY_TESTS",
         "dpaudit.diagnostics._row_digests",
         "dpaudit.diagnostics._row_digests.RowRecord",
-        "dpaudit.diagnostics._sum_checks",
-        "dpaudit.diagnostics._sum_checks.BatchRecord",
+        "dpaudit.diagnostics._batch_record",
+        "dpaudit.diagnostics._batch_record.BatchRecord",
     },
 }
 

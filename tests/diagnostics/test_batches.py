@@ -83,12 +83,12 @@ def test_only_as_many_rows_as_were_drawn_are_correct():
     record = BatchRecord()
     for drawn in (3, 0, 5):  # an empty batch may be filled
         record.add_drawn_batch(np.arange(drawn), 10)
-    assert not any(record.would_exceed(rows) for rows in range(10))
-    assert record.would_exceed(10)
+    assert not any(record.may_be_padded(rows) for rows in range(4))
+    assert record.may_be_padded(4)
     assert [record.match_step(rows) for rows in (3, 1, 5)] == [3, 0, 5]
     assert not record.results(CLAIMED).certain
     record.match_step(1)
-    assert names(record.results(CLAIMED)) == ["rows-drawn"]
+    assert names(record.results(CLAIMED)) == ["loader-used"]
 
 
 def test_batches_are_matched_with_steps_that_join_or_skip_them():
@@ -132,10 +132,18 @@ def test_rows_are_compared_with_reported_batches():
         batch = np.arange(3 if rows else 0)
         record.observe(ObservedStep(batch=batch, num_examples=10, num_rows=rows))
     (finding,) = record.results(CLAIMED).certain
-    assert (
-        finding.sentence
-        == "More rows were clipped than examples drawn in 1 of 3 steps: in step 2, 5 rows of 3 examples."
-    )
+    expected = "More rows were clipped than examples drawn in 1 of 3 steps: in step 2, 5 rows of 3 drawn"
+    assert finding.sentence == f"{expected} examples."
+
+
+def test_reported_batches_that_are_not_those_of_the_steps_are_found():
+    record, rng = BatchRecord(), np.random.default_rng(0)
+    for _ in range(20):
+        batch, rows = np.flatnonzero(rng.random(NUM_EXAMPLES) < RATE), rng.binomial(NUM_EXAMPLES, RATE)
+        record.observe(ObservedStep(batch=batch, num_examples=NUM_EXAMPLES, num_rows=rows))
+    (finding,) = record.results(CLAIMED).certain
+    assert finding.name == "loader-used"
+    assert "steps have more rows than examples were drawn, others have fewer: in step" in finding.sentence
 
 
 def test_a_loop_that_starts_before_the_observer_is_not_compared():

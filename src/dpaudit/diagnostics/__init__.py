@@ -4,6 +4,7 @@ One group tests the residual noise: what a step released minus the known sum. Th
 took part in which step against Poisson sampling.
 """
 
+from dpaudit.diagnostics._batch_record import BatchRecord
 from dpaudit.diagnostics._collector import Diagnostics
 from dpaudit.diagnostics._diagnosis import Diagnosis, holm, joint_causes, likely_causes, share_error
 from dpaudit.diagnostics._findings import FindingKind, finding_kinds
@@ -20,7 +21,7 @@ from dpaudit.diagnostics._step import (
     StepCheck,
     SumChange,
 )
-from dpaudit.diagnostics._sum_checks import BatchRecord, SumRecord
+from dpaudit.diagnostics._sum_checks import SumRecord
 
 __all__ = [
     "Amount",

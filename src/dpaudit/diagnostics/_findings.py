@@ -315,6 +315,20 @@ _OTHERS = (
         "Each copy is clipped for itself, so that the example contributes more than the norm.",
         "are examples drawn with replacement, or several batches for one step?",
     ),
+    _batches(
+        "loader-used",
+        "whether steps train on the batches that the loader draws",
+        "The accounting describes the batches of that loader; those of another are drawn in another way.",
+        "does the loop use another loader, a batch that it keeps, or batches that it forms itself?",
+        explains="rows-drawn sampling",
+    ),
+    _batches(
+        "unused-batches",
+        "whether each drawn batch has a step, also an empty one",
+        "A batch that is left out because of its examples reveals something about them, without noise.",
+        "does the loop skip a batch because of its loss, its size or its examples?",
+        "the reason in the loop",
+    ),
     _clipping(
         "rows-drawn",
         "whether as many rows are clipped as examples were drawn",

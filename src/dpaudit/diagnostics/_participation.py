@@ -9,7 +9,8 @@ are therefore valid at any rate. To add a test, register it in ``participation_c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -189,6 +190,16 @@ def participation_checks(record: ParticipationRecord, claimed: float | None) -> 
     return [check for check in checks if check is not None]
 
 
+def sizes_and_rate(sizes: Iterable[int], num_examples: int, claimed: float | None) -> Check:
+    """Return the worst test of sizes of batches whose examples are unknown, corrected for their number."""
+    record = ParticipationRecord()
+    for size in sizes:
+        record.observe_size(size, num_examples)
+    checks = participation_checks(record, claimed)
+    worst = min(checks, key=lambda check: check.p_value)
+    return replace(worst, p_value=bonferroni(worst.p_value, len(checks)))
+
+
 def batch_sizes(record: ParticipationRecord) -> Check | None:
     """Test how much batch sizes vary: fixed ones do not at all, those of groups too much."""
     sizes, same = np.asarray(record.sizes), "Every batch has the same size"
@@ -229,6 +240,30 @@ def _with_limits(spread: Check | None, record: ParticipationRecord) -> Check | N
         estimate=spread.estimate,
         cause=cause,
     )
+
+
+def cut_size(sizes: Sequence[tuple[int, int, bool]]) -> int | None:
+    """Return the size to which batches above it, and only these, are cut; None if there is none.
+
+    Of each batch, ``sizes`` has the number of rows, the number of examples, and whether these are all.
+    """
+    cut = {rows for rows, size, is_all in sizes if 0 < rows < size and not is_all}
+    whole = max((rows for rows, size, _ in sizes if not 0 < rows < size), default=0)
+    min_cut = 8  # steps after which equal sizes of cut batches are not a coincidence
+    is_cut = len(cut) == 1 and sum(0 < rows < size for rows, size, _ in sizes) >= min_cut
+    return max(cut) if is_cut and max(cut) >= whole else None
+
+
+def is_cut_by_size(sizes: Sequence[tuple[int, int, bool]]) -> bool:
+    """Return whether the number of rows is smaller and depends on the number of examples alone."""
+    rows_of = defaultdict[int, list[int]](list)
+    for rows, size, is_all in sizes:
+        if not is_all:
+            rows_of[size].append(rows)
+    if any(len(set(numbers)) > 1 for numbers in rows_of.values()):
+        return False
+    many_cut = 16  # batches of equal sizes and equal numbers of rows that are not a coincidence
+    return sum(len(rows) - 1 for size, rows in rows_of.items() if 0 < rows[0] < size) >= many_cut
 
 
 def participation_counts(record: ParticipationRecord) -> Check | None:

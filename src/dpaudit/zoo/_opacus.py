@@ -48,6 +48,8 @@ class Private:
     criterion: Any
     published: list[nn.Module] = field(default_factory=list)
     """What is released besides the model."""
+    batches: Any = None
+    """What the loop iterates over, by default the loader."""
     begin_phase: Callable[[], object] = lambda: None
     """What happens at the start of each phase of several."""
 
@@ -145,7 +147,7 @@ def _run_loop(private: Private, seed: int, step: _Step, num_steps: int, **option
     options |= {"loader": private.loader, "module": private.model, "seed": seed}
     rate = 1 / len(private.loader)
     with recorded(private.optimizer, sample_rate=rate, num_steps=num_steps, **options) as recorder:
-        batches = itertools.chain.from_iterable(itertools.repeat(private.loader))
+        batches = itertools.chain.from_iterable(itertools.repeat(private.batches or private.loader))
         while recorder.num_done < num_steps:
             step(next(batches))
     return recorder

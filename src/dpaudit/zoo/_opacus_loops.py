@@ -52,6 +52,15 @@ def _shuffle_once(private: Private) -> None:
     private.loader = DataLoader(Subset(private.loader.dataset, order), batch_size=BATCH)
 
 
+def _use_original_loader(private: Private) -> None:
+    private.batches = DataLoader(private.loader.dataset, batch_size=BATCH, shuffle=True)
+
+
+def _skip_unbalanced(private: Private, batch: Batch) -> None:
+    if batch[1].float().mean() > 0.35:
+        private.step(batch)
+
+
 def _sum_two_batches(private: Private) -> None:
     numbers, step = itertools.count(), private.step
 
@@ -243,6 +252,8 @@ SCENARIOS: Mapping[str, Scenario] = {
     "batch-softmax": _observed(options={"model": _Attending}, fault=assign("model._module.dim", 0)),
     "weighted-sampler": _observed(fault=_sample_by_weight),
     "same-order": _observed(fault=_shuffle_once),
+    "original-loader": _observed(fault=_use_original_loader),
+    "unbalanced-skipped": _observed(step=_skip_unbalanced),
     "two-batches-per-step": _observed(fault=_sum_two_batches),
     "ghost-plain-loss": _observed(options=GHOST, fault=assign("criterion", nn.CrossEntropyLoss())),
     "ghost-adaptive": _observed(

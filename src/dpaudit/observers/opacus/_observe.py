@@ -145,7 +145,7 @@ def observe(
         claim=claim,
         settings=[lints],
         batches=batches.record,
-        checks=[sums.norms, sums.facts, batches, others],
+        checks=[sums.norms, sums.facts, others],
         facts=lambda: TrainingInfo(
             canary=canary,
             max_grad_norm=float(optimizer.max_grad_norm),

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,17 +25,13 @@ from opacus.schedulers.grad_clip_scheduler import _GradClipScheduler
 from opacus.schedulers.noise_scheduler import _NoiseScheduler
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-from opacus.utils.uniform_sampler import (
-    DistributedUniformWithReplacementSampler,
-    UniformWithReplacementSampler,
-)
 from torch import nn
 from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRandomSampler
 
 from dpaudit._types import IntArray
-from dpaudit.diagnostics import BatchRecord, CheckResults, ClaimedStep, Finding
+from dpaudit.diagnostics import BatchRecord
 from dpaudit.errors import InputError
 from dpaudit.observers._session import StepRecorder
 from dpaudit.recording import DPSGDParams
@@ -44,9 +40,6 @@ Epoch: TypeAlias = Callable[[], Iterator[Any]]
 """A function that starts drawing the batches of an epoch."""
 
 _WRAPPED_AS = ("_optimizer", "optimizer")  # by Lightning, by Accelerate
-_MIN_COMPARED, _MAX_COMPARED = 8, 64  # steps whose numbers of rows are compared with Poisson sampling
-_MAX_PROBABILITY = 1e-9  # of sizes of batches under Poisson sampling that are no coincidence
-_MAX_STANDARD_ERRORS = 8.0  # of the mean size
 _MAX_DEPTH = 4  # of wrappers, and of functions around the hook of an accountant
 
 
@@ -321,7 +314,7 @@ class LoaderBatches:
     """The batches of the loader, if it is given and draws by index; ``record`` keeps them."""
 
     def __init__(self, training: PreparedTraining, *, is_distributed: bool, is_followed: bool = True) -> None:
-        self._is_followed, self._num_batches = is_followed, 0
+        self._is_followed, self._num_epochs = is_followed, 0
         self.record = BatchRecord(
             "batches are not tested, and rows are not compared with drawn examples: pass loader=..., the "
             "loader that make_private returned, and start the loop over it inside the with block"
@@ -346,8 +339,10 @@ class LoaderBatches:
             self.record.tests_sampling = False
             batches = "batches of several processes" if is_distributed else "batches"
             self.record.unobserved = f"{batches} are not tested against Poisson sampling: {why_not}"
-        samplers = UniformWithReplacementSampler, DistributedUniformWithReplacementSampler
-        self._poisson_rate = self._sampler.sample_rate if isinstance(self._sampler, samplers) else None
+        if is_followed and self._sampler is not None:
+            self.record.num_examples = self._num_examples or 0
+            collate = getattr(training.loader, "collate_fn", None)
+            self.record.fills_empty = getattr(collate, "rand_on_empty", False)
 
     @contextmanager
     def installed(self, steps: StepRecorder) -> Iterator[None]:
@@ -358,59 +353,23 @@ class LoaderBatches:
         note = steps.guarded(self._note)
 
         def noting(epoch: Epoch) -> Iterator[Any]:
+            number = self._num_epochs = self._num_epochs + 1
             for batch in epoch():
-                note(batch)
+                note(batch, number)
                 yield batch
 
         with iterated_by(self._sampler, noting):
             yield
 
-    def _note(self, batch: Any) -> None:
-        self._num_batches += 1
+    def _note(self, batch: Any, epoch: int) -> None:
         indices = np.asarray(batch, dtype=np.int64).reshape(-1)
         if self._subset is not None:
             indices = np.searchsorted(self._subset, indices).astype(np.int64)
-        self.record.add_drawn_batch(indices, self._num_examples or 0)
-
-    @property
-    def is_unused(self) -> bool:
-        """Whether the loader has drawn no batch yet, although it could."""
-        return self._is_followed and self._sampler is not None and self._num_batches == 0
-
-    def results(self, claimed: ClaimedStep | None = None) -> CheckResults:  # noqa: ARG002
-        """Return a finding if the loop certainly does not use the given loader."""
-        rows = [size for size in self.record.step_rows[:_MAX_COMPARED] if size is not None]
-        is_drawing = 2 * self._num_batches >= len(self.record.step_rows)
-        if len(rows) < _MIN_COMPARED or is_drawing or not self._are_impossible(np.array(rows)):
-            return CheckResults()
-        described = (
-            f"all have {rows[0]} rows" if len(set(rows)) == 1 else f"have {np.mean(rows):.4g} rows on average"
-        )
-        sentence = (
-            f"The loop does not use the batches of loader=: its first {len(rows)} steps {described}, which "
-            "batches of that loader do not."
-        )
-        cause = (
-            "does the loop iterate over the original loader instead of the one that make_private returned?"
-        )
-        return CheckResults(certain=(replace(Finding.certain("rows-drawn", sentence), cause=cause),))
+        self.record.add_drawn_batch(indices, self._num_examples or 0, epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs, which belongs to no training run."""
         return {**vars(self), "_sampler": None}
-
-    def _are_impossible(self, rows: IntArray) -> bool:
-        """Return whether Poisson sampling of the loader certainly has other sizes."""
-        if self._poisson_rate is None or not self._is_followed or not self.record.tests_sampling:
-            return False
-        mean = (self._num_examples or 0) * float(self._poisson_rate)
-        variance = mean * (1 - float(self._poisson_rate))
-        if variance < 1 or not rows.any():
-            return False
-        if np.ptp(rows) == 0:
-            most_likely = 1 / math.sqrt(2 * math.pi * variance)
-            return bool(most_likely ** (rows.size - 1) < _MAX_PROBABILITY)
-        return bool(abs(rows.mean() - mean) > _MAX_STANDARD_ERRORS * math.sqrt(variance / rows.size))
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from dpaudit.observers.opacus._prepared import LoaderBatches, PreparedTraining
 from dpaudit.observers.opacus._single_examples import ExampleFacts, ExampleGradients
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
+_MAX_UNPADDED = 3  # surprises after which rows of zeros are not looked for, which takes time
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
 _QUANTILES = torch.linspace(0, 1, 21)
 _STATISTICS = (
@@ -62,6 +63,7 @@ class SumObserver:
         self._trained = TrainedParameters(training.optimizer)
         self._num_parameters = sum(parameter.numel() for parameter in training.optimizer.params)
         self._is_paused = self._was_reset = self._counts_nonzero = False
+        self._num_unpadded = 0  # surprising numbers of rows without a row of zeros
         self._norm_sample: Tensor | None = None  # of the latest pass, with ghost clipping
         self._coefficients: Tensor | None = None  # of the same pass
         self._pass_norm: float | None = None  # to which its rows were clipped
@@ -171,12 +173,14 @@ class SumObserver:
         if num_rows == 0:
             return 0, limit
         self._note_longest(norms)
-        batches = self._loader.record
-        if self._counts_nonzero or batches.is_given or self._loader.is_unused:
-            return self._num_nonzero(norms), limit
-        if batches.would_exceed(self._rows + num_rows):  # from now on, padding is not counted
-            self._counts_nonzero, self._is_exact = True, False
-        return num_rows, limit
+        is_expected = not self._loader.record.may_be_padded(self._rows + num_rows)
+        if not self._counts_nonzero and (is_expected or self._num_unpadded == _MAX_UNPADDED):
+            return num_rows, limit
+        num_nonzero = self._num_nonzero(norms)
+        self._is_exact = self._counts_nonzero or self._rows == 0  # what was counted before may be padding
+        self._counts_nonzero |= num_nonzero < num_rows
+        self._num_unpadded += num_nonzero == num_rows
+        return num_nonzero, limit
 
     def _note_longest(self, norms: Tensor | None) -> None:
         """Note the norms of rows before clipping; None if they are unknown."""
