@@ -153,7 +153,7 @@ class LintCheck:
             to_check=tuple(self._facts_to_check()) if self._noises else (),
             before=self._before,
             unknown=self._unknown(),
-            own=self._counts() or Counter(),
+            accounted=self._counts() or Counter(),
         )
 
     def _unknown(self) -> Counter[tuple[float, float]]:
@@ -243,7 +243,7 @@ class FrozenLints:
     """Steps that the accountant had before, by noise multiplier and sample rate."""
     unknown: Counter[tuple[float, float]] = field(default_factory=Counter)
     """Steps of earlier phases that the accountant did not have."""
-    own: Counter[tuple[float, float]] = field(default_factory=Counter)
+    accounted: Counter[tuple[float, float]] = field(default_factory=Counter)
     """Steps that the accountant has since."""
 
     def results(self, claimed: ClaimedStep) -> CheckResults:
@@ -267,7 +267,7 @@ class FrozenLints:
         if not isinstance(claim, Claim) or not (self.before or self.unknown):
             return ""
         accountant = RDPAccountant()
-        steps = self.before + self.unknown + self.own
+        steps = self.before + self.unknown + self.accounted
         accountant.history = [(*setting, number) for setting, number in steps.items()]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an order at the end of the range is a looser bound

@@ -290,9 +290,9 @@ def outside_parameters(training: PreparedTraining) -> Iterator[tuple[str, Any]]:
 
 def private_elsewhere(training: PreparedTraining) -> Iterator[tuple[str, Any]]:
     """Yield the trainable parameters of the model that only other private optimizers update."""
-    own = set(map(id, training.optimizer.params))
+    observed = set(map(id, training.optimizer.params))
     for name, value in () if training.network is None else training.network.named_parameters():
-        if value.requires_grad and hasattr(value, "summed_grad") and id(value) not in own:
+        if value.requires_grad and hasattr(value, "summed_grad") and id(value) not in observed:
             yield _plain(name), value
 
 

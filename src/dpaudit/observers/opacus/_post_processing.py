@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -302,8 +302,30 @@ class RepeatedUpdate:
 
     def _repeat(self) -> bool | None:
         optimizer, parameters = self._optimizer, self._optimizer.params
-        noisy = [parameter.grad for parameter in parameters]
         real = [(parameter.summed_grad, getattr(parameter, "grad_sample", None)) for parameter in parameters]
+        with self._from_noisy_sum():
+            snapshot = TorchSnapshot([optimizer, self._inner])
+
+            def updated(values: Sequence[Any]) -> FloatArray:
+                try:
+                    for parameter, (total, rows) in zip(parameters, values, strict=True):
+                        parameter.summed_grad, parameter.grad_sample = total.clone(), rows
+                    optimizer.step()
+                    return np.concatenate(self._weights.read())
+                finally:
+                    snapshot.restore()
+
+            others = [(_random_like(total), _random_like(rows, is_rows=True)) for total, rows in real]
+            first, again, other = updated(real), updated(real), updated(others)
+        if not np.array_equal(first, again, equal_nan=True):
+            return None
+        return np.array_equal(first, other, equal_nan=True)
+
+    @contextmanager
+    def _from_noisy_sum(self) -> Iterator[None]:
+        """Make ``step()`` begin with the noisy sum in ``p.grad``, without hooks, and remove sums and rows."""
+        optimizer, parameters = self._optimizer, self._optimizer.params
+        noisy = [parameter.grad for parameter in parameters]
 
         def add_noise() -> None:
             for parameter, gradient in zip(parameters, noisy, strict=True):
@@ -323,22 +345,7 @@ class RepeatedUpdate:
                 undo.enter_context(attribute_restored(parameters, name))
                 for parameter in parameters:  # they are replaced, and take much memory to save
                     setattr(parameter, name, None)
-            snapshot = TorchSnapshot([optimizer, self._inner])
-
-            def updated(values: Sequence[Any]) -> FloatArray:
-                try:
-                    for parameter, (total, rows) in zip(parameters, values, strict=True):
-                        parameter.summed_grad, parameter.grad_sample = total.clone(), rows
-                    optimizer.step()
-                    return np.concatenate(self._weights.read())
-                finally:
-                    snapshot.restore()
-
-            others = [(_random_like(total), _random_like(rows, is_rows=True)) for total, rows in real]
-            first, again, other = updated(real), updated(real), updated(others)
-        if not np.array_equal(first, again, equal_nan=True):
-            return None
-        return np.array_equal(first, other, equal_nan=True)
+            yield
 
 
 def _is_of_library(function: Any) -> bool:
