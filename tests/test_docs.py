@@ -1,13 +1,14 @@
 """The documentation builds, and a page loads nothing from elsewhere."""
 
 import importlib
+import inspect
 import pkgutil
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -38,6 +39,38 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
 def test_every_public_name_is_in_the_api_reference() -> None:
     documented = re.findall(r"^::: dpaudit\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     assert sorted(documented) == sorted(set(dpaudit.__all__) - {"__version__"})
+
+
+def documented_functions() -> Iterator[tuple[str, Any]]:
+    """The functions on the API page, and what users call beside them."""
+    names = re.findall(r"^::: (dpaudit\.\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    names += [f"dpaudit.experiments.{name}" for name in ("example", "load_config", "parse_config", "run")]
+    names += ["dpaudit.report.read_run", "dpaudit.training.accuracy", "dpaudit.training.initialize"]
+    names += [f"dpaudit.training.data.{name}" for name in ("cifar10", "hold_out", "random_images")]
+    for name in names:
+        home, _, own_name = name.rpartition(".")
+        if "tensorflow" not in home and inspect.isfunction(value := _named(home, own_name)):
+            yield name, value
+
+
+def _named(home: str, name: str) -> Any:
+    return getattr(importlib.import_module(home), name)
+
+
+@pytest.mark.slow  # imports torch and JAX
+def test_the_docstring_of_a_function_has_all_its_parts() -> None:
+    functions = dict(documented_functions())
+    assert len(functions) >= 33
+    for name, function in functions.items():
+        text, source = inspect.getdoc(function) or "", inspect.getsource(inspect.unwrap(function))
+        if "see :func:" in text:  # the same arguments
+            continue
+        for parameter in inspect.signature(function).parameters:
+            is_shared = "options: :class:" in text and parameter not in source.partition(") ->")[0]
+            assert is_shared or f"    {parameter}: " in text, f"{name}: {parameter}"
+        assert "Returns:" in text, name
+        assert ">>> " in text or "Example:" in text, name
+        assert "Raises:" in text or "raise InputError" not in source, name
 
 
 def assumptions() -> Iterator[str]:

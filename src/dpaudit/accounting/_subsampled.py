@@ -228,10 +228,26 @@ class LineEnvelope:
 
 
 def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Return a lower bound on the epsilon at ``delta`` of DP-SGD with noise multiplier 1 / ``mu``.
+    """Return a lower bound on the epsilon of DP-SGD.
 
-    The first call near a mu takes up to seconds; later calls near it take microseconds.
-    Where epsilon has a kink, the accountant is called every time.
+    The first call near a mu takes up to seconds; later calls near it take microseconds. Where epsilon has a
+    kink, the accountant is called every time.
+
+    Args:
+        mu: One over the noise multiplier.
+        sample_rate: The probability that an example is in a batch.
+        num_steps: The number of steps.
+        delta: The delta of the epsilon.
+
+    Returns:
+        The epsilon of the whole run, rounded down.
+
+    Raises:
+        InputError: An argument is invalid.
+
+    >>> round(training_epsilon(1.0, 0.05, 300, 1e-5), 1)
+    5.8
+
     """
     if not mu >= 0:
         raise InputError(f"mu must be at least 0, got {mu:g}.")
@@ -251,11 +267,24 @@ def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float
 
 
 def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Return the smallest noise multiplier for which DP-SGD has at most this epsilon at ``delta``.
+    """Return the smallest noise multiplier for which DP-SGD has at most this epsilon.
+
+    Args:
+        epsilon: The epsilon that you want to claim.
+        sample_rate: The probability that an example is in a batch.
+        num_steps: The number of steps.
+        delta: The delta of the claim.
+
+    Returns:
+        The noise multiplier, rounded up.
+
+    Raises:
+        InputError: An argument is invalid, or no noise multiplier has such an epsilon.
 
     >>> noise = noise_for_epsilon(8.0, sample_rate=0.01, num_steps=100, delta=1e-5)
     >>> round(noise, 3)
     0.465
+
     """
     _validate.positive("epsilon", epsilon)
     rate, steps = _validate.sample_rate(sample_rate), _validate.num_steps(num_steps)

@@ -285,14 +285,24 @@ def likely_causes(
 ) -> tuple[str, ...]:
     """Return likely causes, best first: hints for a developer, not part of any proof.
 
-    ``noise_ratio`` is the noise divided by the claimed noise, and ``interval`` its confidence interval.
-    ``signal`` is the difference between the scores of present and absent canaries: 1 if canaries are clipped,
-    ``canary_scale`` or more if not. ``is_crowded`` means that it depends on the number of canaries present.
-    ``findings`` are names of findings, and ``own_causes`` the causes that tests found themselves, by name; if
-    a finding locates missing or repeated noise, no cause is derived from the ratio.
+    Args:
+        noise_ratio: The noise divided by the claimed noise.
+        interval: The confidence interval of that ratio.
+        signal: The difference between the scores of present and absent canaries, 1 if canaries are clipped.
+        is_crowded: Whether that difference depends on the number of canaries present.
+        canary_scale: The norm of a canary before clipping, in clipping norms.
+        batch_size: The expected batch size.
+        noise_multiplier: The claimed one.
+        max_grad_norm: The clipping norm.
+        findings: Names of findings. If one locates missing noise, no cause is derived from the ratio.
+        own_causes: The causes that tests have found themselves, by the names of their findings.
+
+    Returns:
+        Questions to a developer, each in one sentence.
 
     >>> print(*likely_causes(0.7071))
     the noise is 71 % of the claimed level, about 1/sqrt(2): is it added by each of 2 workers, then averaged?
+
     """
     own_causes = dict(own_causes or {})
     names, causes = _without_consequences(list(findings), own_causes), list[str]()

@@ -400,6 +400,20 @@ def _require_at_most(name: str, count: int, available: int) -> None:
 
 
 def example(name: str) -> str:
-    """Return the text of a commented config."""
+    """Return the text of a commented config.
+
+    Args:
+        name: One of ``EXAMPLES``, such as "digits".
+
+    Returns:
+        The config, in TOML.
+
+    Raises:
+        InputError: There is no such example.
+
+    Example:
+        ``Path("config.toml").write_text(example("digits"))``
+
+    """
     _validate.choice("example", name, EXAMPLES)
     return _io.packaged("experiments", "examples", f"{name}.toml")

@@ -60,11 +60,25 @@ def run(
 ) -> Outcome:
     """Train, audit and keep everything in the config's output directory.
 
-    With the same config, resume from the last checkpoint or return the existing result; raise if the
-    directory holds a run with another config. ``watch`` is called after every step, ``say`` with a
-    description of the work in between, ``crafting`` with the number of finished canary crafting steps and
-    their total number, ``trials`` after every group of models. With ``retry_failed``, failed training runs
-    are repeated.
+    With the same config, resume from the last checkpoint or return the existing result.
+
+    Args:
+        config: The config, such as from :func:`load_config`.
+        watch: Called after every step.
+        say: Called with a description of the work in between.
+        crafting: Called with the number of finished crafting steps of canaries, and their total number.
+        trials: Called after every group of models.
+        retry_failed: Whether failed training runs are repeated.
+
+    Returns:
+        The values of the result, and whether the run was already finished.
+
+    Raises:
+        InputError: The directory holds a run with another config, or files of another run.
+
+    Example:
+        ``run(load_config("config.toml")).values["verdict"]``
+
     """
     listener = Listener(message=say, step=watch, crafting=crafting, trials=trials)
     directory = RunDirectory(config.output)
@@ -89,10 +103,24 @@ def rehearse(
     crafting: Callable[[int, int], None] = ignore,
     keep: bool = False,
 ) -> dict[str, Any]:
-    """Train and audit without checkpoints; return the values of the result.
+    """Train and audit without checkpoints.
 
-    Nothing is written, unless ``keep`` is set: then everything is written to the output directory at the
-    end, replacing any earlier run with the same config.
+    Args:
+        config: The config.
+        watch: Called after every step.
+        crafting: Called with the number of finished crafting steps of canaries, and their total number.
+        keep: Whether everything is written to the output directory at the end, replacing any earlier run with
+            the same config.
+
+    Returns:
+        The values of the result.
+
+    Raises:
+        InputError: The config describes many models, or the directory holds another run.
+
+    Example:
+        ``rehearse(load_config("config.toml"))["verdict"]``
+
     """
     if config.threat_model == ThreatModel.BLACK_BOX.value:
         raise InputError(

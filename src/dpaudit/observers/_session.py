@@ -418,8 +418,21 @@ def observe_library(
 ) -> Iterator[Recorder]:
     """Audit the steps of a library inside the ``with`` block, with every test that its fields allow.
 
-    The claim is ``claim``, or what the library states, completed by the numbers given here or to ``audit()``.
-    ``checks`` are tested besides those of noise, sums and batches. ``options`` are :class:`AuditOptions`.
+    Args:
+        library: What dpaudit must know of the library.
+        canary: The kind of canary.
+        num_canaries: Their number in each step.
+        max_grad_norm: The clipping norm, for likely causes.
+        checks: Tests besides those of noise, sums and batches.
+        not_covered: Sentences on what the observer cannot test.
+        options: :class:`AuditOptions`; a claim that is not passed is what the library states.
+
+    Returns:
+        A ``with`` block that gives the recorder.
+
+    Example:
+        ``with observe_library(MyLibrary(optimizer), claim=claim) as recorder: train()``
+
     """
     audited = AuditedSteps(
         canary,

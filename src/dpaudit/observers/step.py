@@ -75,19 +75,33 @@ def observe_step(
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Recorder:
-    """Run ``step`` ``num_steps`` times on ``gradients`` and canaries; fair coins decide which are present.
+    """Run a step again and again on gradients and canaries; fair coins decide which are present.
 
-    ``step`` takes per-example gradients (examples x parameters, in NumPy, torch or JAX) and returns a
-    gradient: the noisy sum of the clipped gradients, or that sum divided by ``batch_size`` if given.
-    ``gradients`` belong to the other examples; zeros, or no rows at all, reveal the most, because the sum of
-    other gradients is known only if they are clipped as usual. If it is not, all steps are run again with
-    zeros; if it is far from known, an error is raised unless they refute the claim. The number of rows varies
-    with the coins, and canaries are at random positions among them. Rows of zeros are added in every second
-    step or so, so that a sum that depends on the number of rows is detected. By default there are 64
-    canaries, or half as many as there are parameters if those are fewer. The claim may be about a single step
-    or about a training run of such steps. ``leaves`` are the sizes of the parameter tensors in a gradient,
-    optionally by name, for the tests of the noise. Bound and tests share the error rate of ``confidence``;
-    with ``tests=False`` nothing but the scores is tested, and the bound has all of it.
+    The number of rows varies with the coins, and canaries are at random positions among them. Rows of zeros
+    are added in every second step or so, so that a sum that depends on the number of rows is detected.
+
+    Args:
+        step: Takes per-example gradients (examples x parameters, in NumPy, torch or JAX) and returns the
+            noisy sum of the clipped gradients.
+        gradients: Those of the other examples. Zeros, or no rows at all, reveal the most, because another sum
+            is known only if it is clipped as usual; if it is not, all steps run again with zeros.
+        claim: What is claimed of a single step, or of a training run of such steps.
+        max_grad_norm: The clipping norm.
+        batch_size: What the step divides the sum by, if it does.
+        num_steps: How often the step runs.
+        canary: The kind of canary.
+        num_canaries: By default 64, or half as many as there are parameters if those are fewer.
+        leaves: The sizes of the parameter tensors in a gradient, optionally by name, for tests of the noise.
+        confidence: The confidence of bound and tests together.
+        tests: Whether anything but the scores is tested; without tests, the bound has the whole error rate.
+        seed: The random seed of the audit, by default from the operating system.
+        callbacks: Functions that receive the live bound; they may raise to end the audit.
+
+    Returns:
+        The recorder of all steps.
+
+    Raises:
+        InputError: An argument is invalid, or the step sums something unknown without refuting the claim.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -98,6 +112,7 @@ def observe_step(
     >>> recorder = observe_step(quiet, np.zeros((4, 100)), claim=claim, max_grad_norm=1.0, seed=0)
     >>> recorder.audit().verdict.name
     'VIOLATION'
+
     """
     num_examples, num_parameters = require_rows(gradients)
     audit = _StepAudit(
@@ -265,16 +280,40 @@ def observe_loss_step(
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Recorder:
-    """Run ``step(loss, params, batch)`` ``num_steps`` times; fair coins decide which canaries are present.
+    """Run a step that computes its own gradients; fair coins decide which canaries are present.
 
-    ``step`` computes the gradient of ``loss(params, example)`` for every example of a batch, with JAX or
-    ``torch.func``, and returns the noisy sum of the clipped gradients, structured like ``params`` (or that
-    sum divided by ``batch_size`` if given). It is called with a different loss and a batch of at most as many
-    examples as there are canaries, cycling through ``batch``. Each example is paired with a canary, whose dot
-    product with the parameters replaces the loss: its gradient is the canary, or zero if the canary is
-    absent. So the step must pass the batch to the loss unchanged. Batches have one of three sizes, so that
-    noise that depends on the size is detected and a compiled step is compiled three times at most. ``params``
-    are the same in all steps.
+    The step is called with a different loss and a batch of at most as many examples as there are canaries.
+    Each example is paired with a canary, whose dot product with the parameters replaces the loss: its
+    gradient is the canary, or zero if the canary is absent. Batches have one of three sizes, so that noise
+    that depends on the size is detected, and a compiled step is compiled three times at most.
+
+    Args:
+        step: ``step(loss, params, batch)`` computes the gradient of the loss for every example, with JAX or
+            ``torch.func``, passes the batch to the loss unchanged, and returns the noisy sum of the clipped
+            gradients, structured like ``params``.
+        loss: ``loss(params, example)``.
+        params: The parameters, the same in all steps.
+        batch: Examples, through which the batches cycle.
+        claim: As in :func:`observe_step`, like all that follow.
+        max_grad_norm: The clipping norm.
+        batch_size: What the step divides the sum by, if it does.
+        num_steps: How often the step runs.
+        canary: The kind of canary.
+        num_canaries: Their number.
+        confidence: The confidence of bound and tests together.
+        tests: Whether anything but the scores is tested.
+        seed: The random seed of the audit.
+        callbacks: Functions that receive the live bound.
+
+    Returns:
+        The recorder of all steps.
+
+    Raises:
+        InputError: An argument is invalid, or the step returns another structure.
+
+    Example:
+        ``observe_loss_step(step, loss, params, batch, claim=claim, max_grad_norm=1.0).audit()``
+
     """
     shapes = [tuple(leaf.shape) for leaf in leaves(params)]
     if not shapes:
@@ -354,13 +393,23 @@ def replay(
     max_grad_norm: float,
     batch_size: float | None = None,
 ) -> ReplayResult:
-    """Release ``batch`` and each of its ``neighbors`` with the same noise, and compare.
+    """Release a batch and each of its neighbors with the same noise, and compare.
 
-    ``release`` maps a batch of any type to a noisy sum of clipped gradients (or that sum divided by
-    ``batch_size`` if given). It starts from examples, so that code that couples them before their
-    gradients are computed is detected too. A neighboring batch has one example more or one less. By default,
-    for a batch of arrays with one row per example, neighbors are made from it; those with an example replaced
-    may move the release by two clipping norms. ``reseed`` resets the noise.
+    Args:
+        release: Maps a batch of any type to a noisy sum of clipped gradients. It starts from examples, so
+            that code that couples them before their gradients is detected too.
+        batch: The batch.
+        neighbors: Batches with one example more or less. By default they are made from a batch of arrays with
+            one row per example; those with an example replaced may move the release by two clipping norms.
+        reseed: Resets the noise.
+        max_grad_norm: The clipping norm.
+        batch_size: What ``release`` divides the sum by, if it does.
+
+    Returns:
+        The findings, and the largest change of the release.
+
+    Raises:
+        InputError: There are no neighbors, or an argument is invalid.
 
     >>> def clipped_mean(rows):  # divides by the number of examples, which is private
     ...     norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
@@ -372,6 +421,7 @@ def replay(
     ... )
     >>> print(result.findings[0].name, round(result.largest, 3))
     sensitivity 1.054
+
     """
     unit = _validate.positive("max_grad_norm", max_grad_norm)
     divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)

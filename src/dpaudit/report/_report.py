@@ -112,10 +112,22 @@ class Report:
 
 
 def read_run(path: str | Path, *, name: str | None = None) -> Run:
-    """Read the directory of a finished ``dpaudit run``; it is named after the directory by default.
+    """Read the directory of a finished ``dpaudit run``.
 
-    Untrusted files can be read: nothing in them is executed, and invalid values raise ``InputError``. So do
-    files that have changed since the run was sealed, and numbers that do not follow from the scores.
+    Args:
+        path: The directory, also of an untrusted run: nothing in it is executed.
+        name: The name in the report, by default that of the directory.
+
+    Returns:
+        The run, for a :class:`Report`.
+
+    Raises:
+        InputError: A value is invalid, a file has changed since the run was sealed, or a number does not
+            follow from the scores.
+
+    Example:
+        ``Report(runs=(read_run("runs/digits"),), title="Digits").write("digits.html")``
+
     """
     return _read(_io.expanded(path), name, is_own=False)
 
@@ -211,7 +223,11 @@ def _settings(folder: Path) -> dict[str, str]:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of :meth:`Report.to_dict`."""
+    """Return the JSON Schema of :meth:`Report.to_dict`.
+
+    >>> schema()["title"]
+    'dpaudit report, version 2'
+    """
     document: dict[str, Any] = json.loads(_io.packaged("report", "schema", f"report-{SCHEMA_VERSION}.json"))
     return document
 

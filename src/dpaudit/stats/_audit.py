@@ -69,10 +69,27 @@ def audit(
 ) -> Result:
     """Test the claim on the observations.
 
-    By default, ``inference`` and ``threshold`` are a sound pair chosen from the shape of the observations,
-    not from their values. ``tradeoff`` is the curve to test, by default the claim's own. A claim about DP-SGD
-    needs observations that state ``scores_of``. Scores that are certainly lower with the canary than without
-    it raise an ``InputError``.
+    Args:
+        observations: The scores. For a claim about DP-SGD, they state ``scores_of``.
+        claim: What is claimed, such as :meth:`dpaudit.Claim.dpsgd`.
+        confidence: At most 1 - confidence of correct mechanisms are a violation.
+        tradeoff: The curve to test, by default that of the claim.
+        inference: How a bound follows from errors; by default, with ``threshold``, a sound pair that is
+            chosen from the shape of the observations, not from their values.
+        threshold: From which score on a canary counts as present.
+
+    Returns:
+        The verdict, the bound and the power.
+
+    Raises:
+        InputError: An argument is invalid, or scores are certainly lower with the canary than without it.
+
+    >>> rng = np.random.default_rng(0)
+    >>> scores = Observations(with_canary=rng.normal(2, 1, 500), without_canary=rng.normal(0, 1, 500))
+    >>> from dpaudit import Claim
+    >>> print(audit(scores, claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5)).verdict.name)
+    VIOLATION
+
     """
     _require_kinds(observations, claim, tradeoff, inference, threshold)
     require_higher_is_present(observations, "negate them, as in Observations(with_canary=-scores, ...)")
@@ -213,9 +230,21 @@ def lower_bound(
     threshold: ThresholdRule | None = None,
     confidence: float = 0.95,
 ) -> Bound:
-    """Return the largest refuted parameter of ``tradeoff`` and its epsilon at ``delta``.
+    """Return the largest refuted parameter of a trade-off, and its epsilon at ``delta``.
 
-    Pass scores and a threshold rule, or counts at a threshold that was chosen before seeing the data.
+    Args:
+        observations: Scores, or error counts at a threshold that was chosen before seeing the data.
+        delta: The delta of the epsilon.
+        tradeoff: The family of curves.
+        inference: How the bound follows from errors.
+        threshold: The threshold rule, for scores only.
+        confidence: The confidence of the bound, unless its kind is weaker.
+
+    Returns:
+        The bound, with its kind and its assumptions.
+
+    Raises:
+        InputError: An argument is invalid, or counts have a threshold rule.
 
     >>> from dpaudit import ClopperPearson, Gaussian
     >>> counts = ErrorCounts(
@@ -223,6 +252,7 @@ def lower_bound(
     >>> bound = lower_bound(counts, delta=1e-5, tradeoff=Gaussian(), inference=ClopperPearson())
     >>> print(bound.statement)
     mu >= 1.839, epsilon >= 9.021 at delta = 1e-05, with 95 % confidence
+
     """
     delta, confidence = _validate.delta(delta), _validate.confidence(confidence)
     _validate.instance("tradeoff", tradeoff, TradeOff, "a trade-off such as Gaussian()")

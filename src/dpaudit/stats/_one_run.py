@@ -29,9 +29,18 @@ _RELEASE_ALONE = (
 def one_run_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -> Bound:
     """Return the (eps, delta) bound of Steinke, Nasr and Jagielski 2023.
 
+    Args:
+        guesses: The guesses on the canaries of one run, each inserted by a fair coin.
+        delta: The delta of the epsilon.
+        confidence: The confidence of the bound.
+
+    Returns:
+        A confidence bound, valid even if the canaries are dependent.
+
     >>> guesses = Guesses(num_canaries=1000, num_guesses=100, num_correct=95)
     >>> round(one_run_bound(guesses, delta=1e-5).epsilon, 2)
     2.17
+
     """
     _require_guesses(guesses)
     delta, error = _validate.delta(delta), 1 - _validate.confidence(confidence)
@@ -45,10 +54,20 @@ def one_run_fdp_bound(
 ) -> Bound:
     """Return the bound of Mahloujifar, Melis and Chaudhuri 2024 for any trade-off curve.
 
+    Args:
+        guesses: The guesses on the canaries of one run, each inserted by a fair coin.
+        tradeoff: The family of curves of the whole run.
+        delta: The delta of the epsilon.
+        confidence: The confidence of the bound.
+
+    Returns:
+        A confidence bound, valid even if the canaries are dependent.
+
     >>> from dpaudit import Gaussian
     >>> guesses = Guesses(num_canaries=1000, num_guesses=100, num_correct=95)
     >>> round(one_run_fdp_bound(guesses, tradeoff=Gaussian(), delta=1e-5).parameter, 2)
     0.79
+
     """
     _require_guesses(guesses)
     delta, error = _validate.delta(delta), 1 - _validate.confidence(confidence)

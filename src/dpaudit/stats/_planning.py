@@ -120,14 +120,26 @@ def plan_observations(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Plan:
-    """Return how many independent scores per side are needed to detect the leak with probability ``power``.
+    """Return how many independent scores per side are needed to detect a leak.
 
     As for all planning functions, scores are normalized and the threshold is the midpoint.
+
+    Args:
+        claim: What is claimed.
+        leak: The leak that must not be missed.
+        inference: How a bound follows from errors, by default ``JointExact()``.
+        power: The probability with which the leak is detected.
+        confidence: The confidence of the verdict.
+        tradeoff: The curve to test, by default that of the claim.
+
+    Returns:
+        The number of scores, or that no number suffices.
 
     >>> from dpaudit import Claim
     >>> claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
     >>> plan_observations(claim, Leak(noise_factor=0.5)).num_observations
     28
+
     """
     planner = _Planner.of(claim, inference or JointExact(), confidence, tradeoff)
     return planner.plan_steps(planner.leak(leak, power), 1)
@@ -143,7 +155,26 @@ def plan_steps(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Plan:
-    """Return how many steps are needed to detect the leak with ``num_canaries`` scores per step and side."""
+    """Return how many steps are needed to detect a leak with several canaries in each.
+
+    Args:
+        claim: What is claimed.
+        leak: The leak that must not be missed.
+        num_canaries: The number of scores per step and side.
+        inference: How a bound follows from errors, by default ``Betting()``.
+        power: The probability with which the leak is detected.
+        confidence: The confidence of the verdict.
+        tradeoff: The curve to test, by default that of the claim.
+
+    Returns:
+        The number of steps, or that no number suffices.
+
+    >>> from dpaudit import Claim
+    >>> claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    >>> plan_steps(claim, Leak(noise_factor=0.5), num_canaries=64).num_canaries
+    64
+
+    """
     planner = _Planner.of(claim, inference or Betting(), confidence, tradeoff)
     return planner.plan_steps(planner.leak(leak, power), _validated_size("num_canaries", num_canaries))
 
@@ -158,7 +189,26 @@ def plan_canaries(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Plan:
-    """Return how many canaries per step and side are needed to detect the leak in ``num_steps`` steps."""
+    """Return how many canaries per step and side are needed to detect a leak in these steps.
+
+    Args:
+        claim: What is claimed.
+        leak: The leak that must not be missed.
+        num_steps: The number of steps.
+        inference: How a bound follows from errors, by default ``Betting()``.
+        power: The probability with which the leak is detected.
+        confidence: The confidence of the verdict.
+        tradeoff: The curve to test, by default that of the claim.
+
+    Returns:
+        The number of canaries, or that no number suffices.
+
+    >>> from dpaudit import Claim
+    >>> claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    >>> plan_canaries(claim, Leak(noise_factor=0.5), num_steps=50).num_steps
+    50
+
+    """
     planner = _Planner.of(claim, inference or Betting(), confidence, tradeoff)
     return planner.plan_canaries(planner.leak(leak, power), _validated_size("num_steps", num_steps))
 
@@ -173,7 +223,26 @@ def smallest_leak(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Power:
-    """Return the smallest leak detected with probability ``power`` by an audit of this size per side."""
+    """Return the smallest leak that an audit of this size detects.
+
+    Args:
+        claim: What is claimed.
+        num_steps: The number of steps.
+        num_canaries: The number of scores per step and side.
+        inference: How a bound follows from errors, by default ``JointExact()``; for several canaries per
+            step, ``Betting()``.
+        power: The probability with which the leak is detected.
+        confidence: The confidence of the verdict.
+        tradeoff: The curve to test, by default that of the claim.
+
+    Returns:
+        The leak, as ``Result.power`` states it.
+
+    >>> from dpaudit import Claim
+    >>> print(smallest_leak(Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=1000))
+    detects noise below 86 % of the claim (epsilon 5.15), 80 % of the time
+
+    """
     method = inference or (JointExact() if num_canaries == 1 else Betting())
     planner = _Planner.of(claim, method, confidence, tradeoff)
     sizes = _validated_size("num_steps", num_steps), _validated_size("num_canaries", num_canaries)

@@ -82,7 +82,19 @@ def generators(seeds: Seeds, device: torch.device | str = "cpu") -> dict[str, to
 
 
 def initialize(build: Callable[[], Model], seed: int | None) -> Model:
-    """Return the model built with this seed; torch's global RNG is not changed."""
+    """Return a model whose initial weights come from a seed; torch's global RNG is not changed.
+
+    Args:
+        build: A function that creates the model.
+        seed: The seed, or None for fresh entropy.
+
+    Returns:
+        The model.
+
+    Example:
+        ``initialize(lambda: mlp(64, 32, 10), Seeds.of(1).initialization)``
+
+    """
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(generator(seed).get_state())
         return build()

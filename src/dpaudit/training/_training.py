@@ -266,7 +266,19 @@ def _require_memory(data: Dataset, settings: DPSGD, model: nn.Module) -> None:
 
 
 def accuracy(model: nn.Module, data: Dataset) -> float:
-    """Return the fraction of examples whose class has the largest output. Not private: use public data."""
+    """Return the fraction of examples whose class has the largest output. Not private: use public data.
+
+    Args:
+        model: A model of classes.
+        data: The examples.
+
+    Returns:
+        A number between 0 and 1.
+
+    Example:
+        ``accuracy(model, test)``
+
+    """
     was_training = model.training
     model.eval()
     correct = 0

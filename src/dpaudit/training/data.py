@@ -121,14 +121,24 @@ def as_inputs(values: Tensor) -> Tensor:
 def hold_out(
     data: Dataset, num_held_out: int, *, seed: int = 0, apart_from: Dataset | None = None
 ) -> tuple[Dataset, HeldOutData]:
-    """Return the data without ``num_held_out`` random examples, and those examples.
+    """Split off random examples, from which input canaries are made.
 
     Train on the first part, or test on it if other data are used for training: an audit raises if held-out
-    examples are in the training data. Duplicates of examples in the first part, or in ``apart_from``, are
-    removed from the second.
+    examples are in the training data.
+
+    Args:
+        data: The examples.
+        num_held_out: How many to split off.
+        seed: The seed of the choice.
+        apart_from: Further data whose examples are removed from the second part, as duplicates of the first
+            are.
+
+    Returns:
+        The rest of the data, and the held-out examples.
 
     >>> hold_out(digits(), 297)
     (Dataset(1,500 examples of 1 x 8 x 8, 10 classes), HeldOutData(297 examples, 10 classes))
+
     """
     remaining, held = map(torch.from_numpy, split_indices(len(data), num_held_out, seed))
     rest = replace(data, inputs=data.inputs[remaining], targets=data.targets[remaining])
@@ -162,10 +172,20 @@ def random_images(
     num_classes: int = 10,
     seed: int = 0,
 ) -> Dataset:
-    """Return random pixels and classes, with nothing to learn; the default size is that of CIFAR-10.
+    """Return random pixels and classes, with nothing to learn.
+
+    Args:
+        num_examples: How many.
+        shape: The shape of an image, by default that of CIFAR-10.
+        num_classes: The number of classes.
+        seed: The random seed.
+
+    Returns:
+        The images and their classes.
 
     >>> random_images(100)
     Dataset(100 examples of 3 x 32 x 32, 10 classes)
+
     """
     _validate.integer("num_examples", num_examples)
     sizes = " x ".join(map(str, shape))
@@ -177,7 +197,19 @@ def random_images(
 
 
 def cifar10(directory: str | Path, *, train: bool = True) -> Dataset:
-    """Read the 50,000 training or the 10,000 test images from the directory with the .bin files."""
+    """Read the images of CIFAR-10.
+
+    Args:
+        directory: The directory with the ``.bin`` files.
+        train: Whether to read the 50,000 training images instead of the 10,000 test images.
+
+    Returns:
+        The images and their classes.
+
+    Example:
+        ``train = cifar10("cifar-10-batches-bin")``
+
+    """
     folder = Path(directory)
     inner = folder / "cifar-10-batches-bin"  # the folder inside the archive
     folder = inner if inner.is_dir() else folder
@@ -201,7 +233,20 @@ def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
 
 
 def idx_images(directory: str | Path, *, train: bool = True, num_classes: int = 10) -> Dataset:
-    """Read images and labels from ``train-images-idx3-ubyte`` and its siblings, gzipped or not."""
+    """Read images such as those of MNIST.
+
+    Args:
+        directory: The directory with ``train-images-idx3-ubyte`` and its siblings, gzipped or not.
+        train: Whether to read the training images instead of the test images.
+        num_classes: The number of classes.
+
+    Returns:
+        The images and their classes.
+
+    Example:
+        ``train = idx_images("fashion-mnist")``
+
+    """
     prefix = "train" if train else "t10k"
     images = _read(_find_idx(directory, f"{prefix}-images", 3), dimensions=3)
     labels = _read(_find_idx(directory, f"{prefix}-labels", 1), dimensions=1)
@@ -243,7 +288,15 @@ def _unzipped(path: Path, content: bytes) -> bytes:
 def purchase100(directory: str | Path) -> Dataset:
     """Read 600 binary features (products bought) and 100 classes of shoppers.
 
-    The file is ``purchase100.npz`` or the original CSV file.
+    Args:
+        directory: The directory with ``purchase100.npz`` or the original CSV file.
+
+    Returns:
+        The features and their classes.
+
+    Example:
+        ``purchase100("data")``
+
     """
     names = ("purchase100.npz", "purchase100.csv", "dataset_purchase", "dataset_purchase.csv")
     path = _first_existing(directory, names, f"dataset_purchase.tgz at {_TABLES_SOURCE}")
@@ -253,7 +306,15 @@ def purchase100(directory: str | Path) -> Dataset:
 def location(directory: str | Path) -> Dataset:
     """Read 446 binary features (places visited) and 30 classes of visitors.
 
-    The file is ``location.npz`` or the original CSV file.
+    Args:
+        directory: The directory with ``location.npz`` or the original CSV file.
+
+    Returns:
+        The features and their classes.
+
+    Example:
+        ``location("data")``
+
     """
     names = ("location.npz", "location.csv", "bangkok", "bangkok.csv")
     path = _first_existing(directory, names, f"dataset_location.tgz at {_TABLES_SOURCE}")

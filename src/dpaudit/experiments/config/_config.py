@@ -226,7 +226,22 @@ class Config(schema.Section):
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Return the config in this file, with ``overrides`` such as ``training.num_steps=50`` applied."""
+    """Return the config in a file.
+
+    Args:
+        path: The file, in TOML.
+        overrides: Values that replace those of the file, such as "training.num_steps=50".
+
+    Returns:
+        The config with its defaults.
+
+    Raises:
+        InputError: The file cannot be read or has errors; all of them are listed, with their lines.
+
+    Example:
+        ``load_config("config.toml", ["seed=1"])``
+
+    """
     if not Path(path).exists():
         raise InputError(f"{path} does not exist.")
     with reading(Path(path)), open_file(path) as file:
@@ -240,7 +255,23 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
-    """Return the config in this text; errors refer to it as ``name``."""
+    """Return the config in a text.
+
+    Args:
+        text: The config, in TOML.
+        name: How errors call it.
+        overrides: Values that replace those of the text, such as "training.num_steps=50".
+
+    Returns:
+        The config with its defaults.
+
+    Raises:
+        InputError: The text has errors; all of them are listed, with their lines.
+
+    Example:
+        ``parse_config(example("digits"), "digits.toml")``
+
+    """
     raw = _parsed(text, name)
     changed = {_override(raw, override) for override in overrides}
     _require_plain(raw, name)

@@ -74,11 +74,21 @@ class Given(InputCanary):
 def hold_out(
     inputs: Any, targets: Any, num_held_out: int, *, seed: int = 0, num_classes: int | None = None
 ) -> tuple[tuple[np.ndarray, np.ndarray], HeldOutArrays]:
-    """Split off ``num_held_out`` random examples; return the remaining inputs and targets, and the examples.
+    """Split off random examples, from which input canaries are made; never split a batch.
 
-    Train on the first part. This is not verified, because the data set of compiled steps cannot be checked,
-    so never split a batch. Held-out examples with duplicates in the first part are dropped. The number of
-    classes is taken from the targets unless ``num_classes`` is given.
+    Args:
+        inputs: The inputs of all examples.
+        targets: Their classes.
+        num_held_out: How many to split off; duplicates of examples in the first part are dropped.
+        seed: The seed of the choice.
+        num_classes: The number of classes, by default that of the targets.
+
+    Returns:
+        Inputs and targets to train on, which is not verified, and the held-out examples.
+
+    Example:
+        ``(inputs, targets), held_out = hold_out(inputs, targets, 100)``
+
     """
     inputs, targets = np.asarray(inputs), np.asarray(targets)
     _require_pairs(inputs, targets)

@@ -45,6 +45,9 @@ def observe_model(
     Raises:
         InputError: The model is not private, or already observed.
 
+    Example:
+        ``with observe_model(model, claim=claim) as recorder: model.fit(x, y)``
+
     """
     config = _config(model)
     require_unmarked(model.train_step, "model")

@@ -84,23 +84,34 @@ def observe(
 ) -> Observed:
     """Audit the steps that use the two returned functions; use them in a ``with`` block for short errors.
 
-    ``grad_fn`` is the function that ``jax_privacy.clipped_grad`` returned. Canaries pass through its own
-    clipping and the noise of ``privatizer``, and are subtracted before the update, so that the weights are
-    the same as without the audit, up to rounding. The input of the privatizer must be the sum of all
-    gradients since its last update, or, if ``max_grad_norm`` states the resulting bound on one example, the
-    same multiple of it in every step; anything else raises an error. The step may be compiled or not. The
-    noise multiplier is read from both functions, and the sample rate from ``sampling`` (a strategy of
-    ``jax_privacy.batch_selection``), unless passed here or to ``audit()``. The default of ``max_grad_norm``
-    is the bound that ``grad_fn`` states. If each example is always the same row, pass ``num_examples``, the
-    number of examples in the data set: then the batches are tested by digests of their rows. ``options`` are
-    :class:`~dpaudit.observers.AuditOptions`. If gradients stop being finite, the audit ends there with a
-    warning.
+    Canaries pass through the clipping of ``grad_fn`` and the noise of ``privatizer``, and are subtracted
+    before the update, so that the weights are the same as without the audit, up to rounding. The step may be
+    compiled. A batch with input canaries consists of inputs with one class each.
 
-    By default there are 1,024 gradient canaries, or half as many as a smaller model has parameters (64 if
-    they move, or if code of others clips or wraps the clipping). With ``held_out``, the examples that
-    :func:`hold_out` split off, ``canary`` may be an input canary such as ``Crafted()``: by default 16, which
-    also pass through the loss. :class:`Given` holds examples of your own. A batch must consist of inputs with
-    one class each.
+    Args:
+        grad_fn: What ``jax_privacy.clipped_grad`` returned.
+        privatizer: The transformation that adds noise. Its input must be the sum of all gradients since its
+            last update, or the same multiple of it in every step if ``max_grad_norm`` states the resulting
+            bound.
+        canary: A gradient, or with ``held_out`` an input such as ``Crafted()`` or :class:`Given`.
+        held_out: The examples that :func:`hold_out` split off.
+        num_canaries: By default 1,024 gradients, or half as many as a smaller model has parameters (64 if
+            they move, or if other code clips); 16 inputs.
+        max_grad_norm: The bound on what one example adds, by default that of ``grad_fn``.
+        sampling: The strategy of ``jax_privacy.batch_selection``, from which the sample rate is read.
+        num_examples: The size of the data set, if each example is always the same row: batches are then
+            tested.
+        options: :class:`~dpaudit.observers.AuditOptions`, above all ``claim``.
+
+    Returns:
+        The two functions to use in the loop, and the recorder.
+
+    Raises:
+        InputError: An argument is invalid, or a function is not of JAX Privacy.
+
+    Example:
+        ``grad_fn, privatizer, recorder = observe(grad_fn, privatizer, claim=claim)``
+
     """
     noise = noise_of(privatizer)
     rate = None if sampling is None else rate_of(sampling)

@@ -44,18 +44,27 @@ def replay(
     max_grad_norm: float | None = None,
     padding: int | str | None = None,
 ) -> ReplayResult:
-    """Run ``step(grad_fn, privatizer, state, batch)`` on a batch and its neighbors, and compare everything.
-
-    ``step`` does one whole training step with the two functions that it is passed, and returns the new state,
-    or the new state followed by values that are not published. ``state`` is everything that the loop carries
-    from step to step: parameters, the states of privatizer and optimizer, random keys. ``batch`` consists of
-    arrays with one row per example, in tuples, lists or dictionaries; a few examples are enough. If one of
-    these arrays marks padding, ``padding`` is its index or key. ``grad_fn`` is the function that
-    ``jax_privacy.clipped_grad`` returned. ``max_grad_norm`` is the claimed bound on what one example adds to
-    the input of the privatizer; the default is the bound that ``grad_fn`` states, scaled as the step scales
-    the sum.
+    """Run a step on a batch and on neighbors of it, and compare everything.
 
     The step runs about 14 times, without compilation.
+
+    Args:
+        step: One whole training step, ``step(grad_fn, privatizer, state, batch)``. It returns the new state,
+            or the new state followed by values that are not published.
+        state: What the loop carries from step to step: parameters, states of privatizer and optimizer, keys.
+        batch: Arrays with one row per example, in tuples, lists or dictionaries; a few examples are enough.
+        grad_fn: What ``jax_privacy.clipped_grad`` returned.
+        privatizer: The transformation that adds noise.
+        max_grad_norm: The claimed bound on what one example adds to the input of the privatizer, by default
+            that of ``grad_fn``, scaled as the step scales the sum.
+        padding: The index or key of the array of the batch that marks padding, if there is one.
+
+    Returns:
+        The findings, and the largest change of the release.
+
+    Example:
+        ``replay(step, state, batch, grad_fn=grad_fn, privatizer=privatizer).raise_for_violation()``
+
     """
     bound = None if max_grad_norm is None else _validate.positive("max_grad_norm", max_grad_norm)
     require_unmarked(privatizer.update, "privatizer")

@@ -23,21 +23,8 @@ from torch import nn
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import CheckResults, ClaimedStep, Finding, RunHistory, likely_causes
 from dpaudit.errors import FindingError
-from dpaudit.observers.opacus._lints import (
-    COMPUTED,
-    Lint,
-    clipping_lints,
-    findings_and_notes,
-    mixing_lints,
-    name_list,
-    noise_lints,
-    norm_modules,
-    outside_parameters,
-    present_lints,
-    private_elsewhere,
-    seed_lints,
-    unchecked,
-)
+from dpaudit.observers.opacus import _lints
+from dpaudit.observers.opacus._lints import name_list, outside_parameters, private_elsewhere
 from dpaudit.observers.opacus._prepared import (
     PreparedTraining,
     attached_accounting,
@@ -102,7 +89,7 @@ class LintCheck:
         self._num_earlier = self._num_observed()
         self._position, self._is_replaced = (0, 0), False
         self._noises: Counter[float] = Counter()
-        self._norm_modules = norm_modules(training.network)
+        self._norm_modules = _lints.norm_modules(training.network)
         self._mixing: dict[str, Finding] = {}
         self._outside = [(name, value, value._version) for name, value in outside_parameters(training)]
         self._of_others = [(name, value, value._version) for name, value in private_elsewhere(training)]
@@ -123,7 +110,7 @@ class LintCheck:
             self._is_replaced = self._is_replaced or position < self._position
             self._position = position
         # a model may be switched to evaluation between steps, so look now
-        self._mixing |= mixing_lints(self._norm_modules)
+        self._mixing |= _lints.mixing_lints(self._norm_modules)
 
     def end(self, *, is_complete: bool) -> Counter[tuple[float, float]] | None:
         """Note the end of the observed steps; return those that the accountant got meanwhile."""
@@ -138,16 +125,16 @@ class LintCheck:
 
     def frozen(self, sample_rate: float | None) -> FrozenLints:
         """Return the lints of the steps so far as they are now; see ``LiveCheck``."""
-        training, lints = self._training, list[Lint]()
+        training, lints = self._training, list[_lints.Lint]()
         if self._noises:
-            lints += present_lints(training, sample_rate)
+            lints += _lints.present_lints(training, sample_rate)
             lints += self._accounted_lints()
             lints += self._mixing.values()
-            lints += seed_lints(training, is_audit=True)
+            lints += _lints.seed_lints(training, is_audit=True)
         return FrozenLints(
             noises=tuple(self._noises),
             others=tuple(lints),
-            not_covered=tuple(unchecked(training)) if self._noises else (),
+            not_covered=tuple(_lints.unchecked(training)) if self._noises else (),
             num_accounted=self._num_accounted(),
             num_examples=training.num_examples,
             to_check=tuple(self._facts_to_check()) if self._noises else (),
@@ -198,7 +185,7 @@ class LintCheck:
         num_later = self._num_observed() - self._num_earlier - self._noises.total()  # of later observers
         return counts.total() - num_later
 
-    def _accounted_lints(self) -> Iterator[Lint]:
+    def _accounted_lints(self) -> Iterator[_lints.Lint]:
         """Compare the steps that ran with those that were added to the accountant meanwhile."""
         counts, num_steps = self._counts(), self._noises.total()
         if counts is None:
@@ -215,7 +202,7 @@ class LintCheck:
             return
         for noise in sorted(self._noises):
             used = sum(number for value, number in self._noises.items() if value <= noise)
-            limit = noise * (1 + COMPUTED)
+            limit = noise * (1 + _lints.COMPUTED)
             accounted = sum(number for (value, _), number in counts.items() if value <= limit)
             if accounted < used:
                 yield Finding.certain(
@@ -234,7 +221,7 @@ class FrozenLints:
     """The lints of a run, without its objects; ``others`` were found at the sample rate that was claimed."""
 
     noises: tuple[float, ...] = ()
-    others: tuple[Lint, ...] = ()
+    others: tuple[_lints.Lint, ...] = ()
     not_covered: tuple[str, ...] = ()
     num_accounted: int | None = None
     num_examples: int | None = None
@@ -248,7 +235,7 @@ class FrozenLints:
 
     def results(self, claimed: ClaimedStep) -> CheckResults:
         """Return the findings about all steps."""
-        lints = [*noise_lints(self.noises, claimed.noise_multiplier), *self.others]
+        lints = [*_lints.noise_lints(self.noises, claimed.noise_multiplier), *self.others]
         if isinstance(claimed.claim, Claim):
             lints += self._claim_lints(claimed.claim)
         to_check, total = list(self.to_check), self._epsilon_of_all(claimed.claim)
@@ -257,7 +244,7 @@ class FrozenLints:
             to_check.append(Finding.certain("other-private-steps", sentence))
         elif self.before:
             lints.append(f"The accountant has {self.before.total()} steps from before the audit{total}.")
-        findings, notes = findings_and_notes(lints)
+        findings, notes = _lints.findings_and_notes(lints)
         return CheckResults(
             certain=findings, to_check=tuple(to_check), notes=notes, not_covered=self.not_covered
         )
@@ -274,7 +261,7 @@ class FrozenLints:
             epsilon = accountant.get_epsilon(claim.delta)
         return f": together, epsilon is at most {epsilon:.3g} at delta {claim.delta:g}"
 
-    def _claim_lints(self, claim: Claim) -> Iterator[Lint]:
+    def _claim_lints(self, claim: Claim) -> Iterator[_lints.Lint]:
         claimed = [value.value for value in claim.parts if (value.name, value.source) == ("num_steps", GIVEN)]
         if claimed and self.num_accounted is not None and self.num_accounted > claimed[0]:
             sentence = (
@@ -321,9 +308,22 @@ def check(
 ) -> LintReport:
     """Check a prepared training run without running it.
 
-    ``optimizer``, ``module``, ``loader`` and, with ghost clipping, ``criterion`` are those that
-    ``make_private`` returned; ``other_optimizers`` are further ones of the same loop. ``noise_multiplier``
-    and ``sample_rate`` are the claimed ones, if the claim was not computed by the attached accountant.
+    Args:
+        optimizer: What ``make_private`` returned, as are module, loader and, for ghost clipping, criterion.
+        module: The model.
+        loader: The loader of the batches.
+        criterion: The loss.
+        privacy_engine: The engine, whose accountant is checked.
+        other_optimizers: Further optimizers of the same loop.
+        noise_multiplier: The claimed one, unless the attached accountant computed the claim.
+        sample_rate: The claimed one.
+
+    Returns:
+        The findings, the notes, and what could not be checked.
+
+    Example:
+        ``check(optimizer, module=model, loader=loader).raise_for_findings()``
+
     """
     training = PreparedTraining(
         optimizer=unwrapped(optimizer),
@@ -340,20 +340,20 @@ def check_prepared(
     training: PreparedTraining, *, noise_multiplier: float | None = None, sample_rate: float | None = None
 ) -> LintReport:
     """Check the parts of a training run; see :func:`check`."""
-    findings, notes = findings_and_notes(
+    findings, notes = _lints.findings_and_notes(
         [
-            *noise_lints([float(training.optimizer.noise_multiplier)], noise_multiplier),
-            *present_lints(training, sample_rate),
-            *clipping_lints(training),
+            *_lints.noise_lints([float(training.optimizer.noise_multiplier)], noise_multiplier),
+            *_lints.present_lints(training, sample_rate),
+            *_lints.clipping_lints(training),
             *_accountant_lints(training),
             *_schedule_lints(training),
             *_parameter_lints(training),
             *_loss_lints(training),
-            *mixing_lints(norm_modules(training.network)).values(),
-            *seed_lints(training),
+            *_lints.mixing_lints(_lints.norm_modules(training.network)).values(),
+            *_lints.seed_lints(training),
         ]
     )
-    return LintReport(findings=findings, notes=notes, not_covered=tuple(unchecked(training)))
+    return LintReport(findings=findings, notes=notes, not_covered=tuple(_lints.unchecked(training)))
 
 
 def _accountant_lints(training: PreparedTraining) -> Iterator[Finding]:
@@ -379,7 +379,7 @@ def _schedule_lints(training: PreparedTraining) -> Iterator[str]:
         )
     accounting = attached_accounting(training.optimizer)
     counts = {} if accounting is None else accounting.counts()
-    others = sorted({value for value, _ in counts if abs(value - noise) > COMPUTED * noise})
+    others = sorted({value for value, _ in counts if abs(value - noise) > _lints.COMPUTED * noise})
     if others:
         yield (
             f"The optimizer's noise multiplier is {noise:g}, but the accountant has steps with "
@@ -387,7 +387,7 @@ def _schedule_lints(training: PreparedTraining) -> Iterator[str]:
         )
 
 
-def _parameter_lints(training: PreparedTraining) -> Iterator[Lint]:
+def _parameter_lints(training: PreparedTraining) -> Iterator[_lints.Lint]:
     """Check that no other optimizer updates parameters without clipping and noise."""
     outside, private = dict(outside_parameters(training)), set(map(id, training.optimizer.params))
     for other in _plain_optimizers(training):

@@ -55,11 +55,20 @@ _PASS_ATTRIBUTES = ("grad", "grad_sample", "summed_grad", "_norm_sample")  # set
 def hold_out(
     data: Any, num_held_out: int, *, seed: int = 0, num_classes: int | None = None
 ) -> tuple[Subset[Any], HeldOutData]:
-    """Split off ``num_held_out`` random examples; return the remaining data and those examples.
+    """Split off random examples, from which input canaries are made.
 
-    ``data`` has a length and contains pairs of an input and its class. Train on the first part. Held-out
-    examples with duplicates in the first part are dropped. The number of classes is taken from the data
-    unless ``num_classes`` is given.
+    Args:
+        data: A data set with a length, of pairs of an input and its class.
+        num_held_out: How many to split off; duplicates of examples in the first part are dropped.
+        seed: The seed of the choice.
+        num_classes: The number of classes, by default that of the data.
+
+    Returns:
+        The data to train on, and the held-out examples.
+
+    Example:
+        ``rest, held_out = hold_out(data, 100)``
+
     """
     remaining, held = split_indices(len(data), num_held_out, seed)
     rest = Subset(data, remaining.tolist())

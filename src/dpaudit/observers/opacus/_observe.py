@@ -73,31 +73,48 @@ def observe(
 ) -> Iterator[Recorder]:
     """Audit the steps inside the ``with`` block.
 
-    ``optimizer`` is the one that ``make_private`` returned. Canaries pass through its own clipping, sum and
-    noise, and are subtracted before the update, so that the weights are the same as without the audit, up to
-    rounding. The claim is ``claim``, or its parameters are read from the optimizer, its accountant or
-    ``loader``, unless passed here or to ``audit()``; an ``epsilon`` that was claimed is compared with theirs.
-    Batches are tested if ``loader`` is the loader that
-    ``make_private`` returned. ``module`` is the model that it returned, which ghost clipping needs;
-    elsewhere, it gives the parameters their names and is checked for layers that mix examples. ``seed`` is
-    the random seed of the audit, by default from the operating system. ``callbacks`` receive the live bound
-    every ``every`` steps; they may raise to end the training run. Bound and tests share the error rate of
-    ``confidence``; with ``tests=False`` nothing but the scores is tested, and the bound has all of it.
-    Several processes exchange their findings at the end of the block, so that any of them can call
-    ``audit()`` afterwards. With ``replay``, a function that runs one training step on a batch,
-    ``recorder.replay`` is called at the end of the block.
+    Canaries pass through the optimizer's own clipping, sum and noise, and are subtracted before the update,
+    so that the weights are the same as without the audit, up to rounding. Several processes exchange their
+    findings at the end of the block, so that any of them can call ``audit()`` afterwards.
 
-    By default there are 1,024 gradient canaries, or half as many as a smaller model has parameters (64 if a
-    subclass or a patch replaces the clipping), and fair coins decide which of them are present in each step.
-    With ``held_out``, the examples that :func:`hold_out` split off, ``canary`` may be an input canary such as
-    ``Crafted()``. By default there are 16 of them; they also pass through the model and the loss. They need
-    ``module``, ``loader``, whose data must not include held-out examples, and ``criterion`` unless it is the
-    cross-entropy.
+    Args:
+        optimizer: What ``make_private`` returned.
+        claim: What is claimed. Otherwise its numbers are read from the optimizer, the accountant or the
+            loader.
+        canary: A gradient, or with ``held_out`` an input such as ``Crafted()``.
+        held_out: The examples that :func:`hold_out` split off. Input canaries also need ``module`` and
+            ``loader``, whose data must not include them.
+        num_canaries: By default 1,024 gradients, or half as many as a smaller model has parameters (64 if a
+            subclass or a patch replaces the clipping); 16 inputs; with ``sampling``, up to 8,192.
+        sampling: Whether half of the canaries are entries of the data set, which the loader's own sampler
+            draws. So the sampling is audited too, after the last step; the batches differ from those without
+            the audit.
+        noise_multiplier: A number of the claim, instead of ``claim``.
+        sample_rate: Another such number.
+        num_steps: Another such number.
+        delta: Another such number.
+        epsilon: The figure that was claimed beside them, which is compared with them.
+        loader: What ``make_private`` returned; its batches are tested.
+        module: What ``make_private`` returned; it is checked for layers that mix examples. Ghost clipping
+            needs it.
+        criterion: The loss, if there are input canaries and it is not the cross-entropy.
+        confidence: The confidence of bound and tests together.
+        tests: Whether anything but the scores is tested; without tests, the bound has the whole error rate.
+        seed: The random seed of the audit, by default from the operating system.
+        every: The number of steps between calls of ``callbacks``.
+        callbacks: Functions that receive the live bound; they may raise to end the training run.
+        replay: A function that runs one training step on a batch, for ``recorder.replay`` at the end of the
+            block.
 
-    With ``sampling``, half of the gradient canaries are entries of the data set of ``loader``, and its own
-    sampler draws them like examples. So the sampling is audited too, after the last step. The batches then
-    differ from those without the audit, because canaries consume random numbers of the sampler. By default
-    there are half as many canaries as the model has parameters, but at most 8,192.
+    Returns:
+        A ``with`` block that gives the recorder; call its ``audit()`` afterwards.
+
+    Raises:
+        InputError: An argument is invalid, or the optimizer is not private or already observed.
+
+    Example:
+        ``with observe(optimizer, claim=claim, loader=loader, module=model) as recorder: train()``
+
     """
     optimizer, sampling = unwrapped(optimizer), _validate.flag("sampling", sampling)
     _check_parts(loader, module)

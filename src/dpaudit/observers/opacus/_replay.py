@@ -63,23 +63,29 @@ def replay(
     published_state: Sequence[Any] = (),
     private_state: Sequence[Any] = (),
 ) -> ReplayResult:
-    """Run ``step(batch)`` on a batch and on neighbors of it with the same randomness, and compare everything.
+    """Run a step on a batch and on neighbors of it with the same randomness, and compare everything.
 
-    ``step`` does one whole training step on a batch of examples: forward and backward pass,
-    ``optimizer.step()``, ``zero_grad()`` and whatever else the loop does. ``batch`` consists of tensors with
-    one row per example, in tuples, lists or dictionaries, as a loader yields it; a few examples are enough.
-    ``optimizer`` and ``model`` are what ``make_private`` returned.
+    The step runs about 70 times. Afterwards all named objects, the accountant and the RNGs are as before.
 
-    Name what else the step changes. ``other_optimizers`` are further optimizers: the weights of all of them
-    are compared, and private ones are replayed like the first. ``published_state`` has objects that the step
-    writes to and that are published or used in later steps, such as a scheduler, an average of the weights or
-    a second model; they are compared. ``private_state`` has objects that are never published, such as a
-    metric or a memory bank; they are restored, but not compared.
+    Args:
+        step: One whole training step on a batch: forward and backward pass, ``optimizer.step()``,
+            ``zero_grad()``.
+        batch: Tensors with one row per example, as a loader yields them; a few examples are enough.
+        optimizer: What ``make_private`` returned.
+        model: What ``make_private`` returned.
+        other_optimizers: Further ones of the step: their weights are compared, and private ones are replayed.
+        published_state: Objects that the step writes and that are published or used later; they are compared.
+        private_state: Objects that are never published, such as a metric; they are restored, not compared.
 
-    The step runs about 70 times. Afterwards all of these objects, the accountant and the random number
-    generators are as before. Adaptive clipping, ``secure_mode`` and several processes raise an error, and so
-    does a step that does not repeat itself bit for bit, for instance because it keeps a state that is not
-    named.
+    Returns:
+        The findings, and the largest change of the release.
+
+    Raises:
+        InputError: The step does not repeat itself bit for bit, or clips adaptively or on several processes.
+
+    Example:
+        ``replay(step, batch, optimizer=optimizer, model=model).raise_for_violation()``
+
     """
     replayed = _OpacusStep(
         step,

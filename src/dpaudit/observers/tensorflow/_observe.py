@@ -50,12 +50,25 @@ def observe(
 ) -> Iterator[Recorder]:
     """Audit the steps inside the ``with`` block.
 
-    ``optimizer`` is one of TF Privacy's, such as ``DPKerasSGDOptimizer`` or
-    ``VectorizedDPKerasAdamOptimizer``. Canaries pass through its own clipping, sum and noise, and are
-    subtracted before the update, so that the weights are the same as without the audit, up to rounding. The
-    noise multiplier is read from the optimizer, which does not have the sample rate: pass it here or to
-    ``audit()``. ``options`` are :class:`~dpaudit.observers.AuditOptions`. If gradients stop being finite, the
-    audit ends there with a warning.
+    Canaries pass through the optimizer's own clipping, sum and noise, and are subtracted before the update,
+    so that the weights are the same as without the audit, up to rounding.
+
+    Args:
+        optimizer: One of TF Privacy's, such as ``DPKerasSGDOptimizer`` or ``VectorizedDPKerasAdamOptimizer``.
+        canary: The kind of canary.
+        num_canaries: Their number in each step.
+        options: :class:`~dpaudit.observers.AuditOptions`. The optimizer has no sample rate, so pass the
+            claim.
+
+    Returns:
+        A ``with`` block that gives the recorder.
+
+    Raises:
+        InputError: The optimizer is not one of these, or a step was traced before the block.
+
+    Example:
+        ``with observe(optimizer, claim=claim) as recorder: model.fit(x, y)``
+
     """
     clip = clip_for(optimizer)
     calls_per_step = getattr(optimizer, "gradient_accumulation_steps", 1)
