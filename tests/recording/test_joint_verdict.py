@@ -56,6 +56,13 @@ def continued(recorder: Recorder, rng: np.random.Generator, num_steps: int = 30)
         recorder.record(drawn + present, present)
 
 
+def test_what_was_done_with_the_data_before_the_observed_steps_is_never_covered() -> None:
+    gaps = recorded().audit().not_covered
+    assert any(
+        "before training (encodings, a vocabulary, normalization), and earlier phases" in gap for gap in gaps
+    )
+
+
 def one_missing() -> Any:
     """One step without noise, of which scores show nothing."""
     return np.where(np.arange(60) == 30, 0.0, 1.0)

@@ -64,6 +64,8 @@ _NEVER_COVERED = (
     "noise or batches that can be predicted from a seed",
     "what is published besides the noisy gradients of the observed steps, such as later steps, buffers, "
     "metrics, or the updates of a second optimizer",
+    "what was computed from the data before training (encodings, a vocabulary, normalization), and earlier "
+    "phases of training",
 )
 
 
