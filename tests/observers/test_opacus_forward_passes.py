@@ -1,5 +1,6 @@
 """Repeated forward passes: examples that see each other are found, and a run is the same without a look."""
 
+import gc
 import itertools
 
 import pytest
@@ -274,6 +275,32 @@ def test_later_steps_have_no_hooks(private):
     with observe(made.optimizer, module=made.model, loader=made.loader, claim=CLAIM, seed=0):
         run(made, 12)
         assert [*made.model._forward_hooks, *made.model._forward_pre_hooks] == []
+
+
+def test_no_copy_of_a_batch_or_of_weights_stays_in_memory(private):
+    class Large(Model):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(123, 457))
+
+        def forward(self, inputs):
+            return super().forward(inputs) + self.table.sum()
+
+    def num_tables():
+        gc.collect()
+        tensors = [value for value in gc.get_objects() if type(value) in (torch.Tensor, nn.Parameter)]
+        return sum(value.shape == (123, 457) for value in tensors)
+
+    made = private(build=Large, noise_multiplier=1.0)
+    with observe(made.optimizer, module=made.model, loader=made.loader, claim=CLAIM, seed=0) as recorder:
+        for inputs, targets in itertools.islice(made.loader, 3):
+            before = num_tables()
+            outputs = made.model(inputs)
+            assert num_tables() == before
+            made.optimizer.zero_grad()
+            made.criterion(outputs, targets).backward()
+            made.optimizer.step()
+    assert recorder.num_done == 3
 
 
 def test_without_tests_no_pass_is_repeated(private):

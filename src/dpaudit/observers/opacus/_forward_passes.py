@@ -65,38 +65,55 @@ class RepeatedCall:
             for place, leaf in enumerate(self._leaves)
             if isinstance(leaf, Tensor) and leaf.dim() > self._dim
         }
+        self._batched = self._arrays_of_examples(arrays)
+        self._values = [weight.data.clone() for weight in self._weights if weight.requires_grad]
+        self._before = TorchSnapshot(self._roots, self._weights)
+
+    def _arrays_of_examples(self, arrays: Mapping[int, Tensor]) -> list[int]:
+        """Return the places of arrays with a row for each example."""
         digests, sizes = self._digests, self._sizes
         self._digests = {place: digest(leaf) for place, leaf in arrays.items()}
         self._sizes = {place: leaf.shape[self._dim] for place, leaf in arrays.items()}
         new = [place for place in arrays if digests.get(place) != self._digests[place]] or list(arrays)[:1]
         self.num_rows = self._sizes[new[0]] if digests and new else 0
-        for known in (sizes, self._sizes):
-            self._others |= {place for place in arrays if known.get(place) != known.get(new[0])}
-        self._batched = [place for place in new if place not in self._others]
-        self._values = [weight.data.clone() for weight in self._weights if weight.requires_grad]
-        self._before = TorchSnapshot(self._roots, self._weights)
+        for of_call in (sizes, self._sizes):
+            self._others |= {place for place in arrays if of_call.get(place) != of_call.get(new[0])}
+        return [place for place in new if place not in self._others]
+
+    def forget(self) -> None:
+        """Free the memory of the latest call."""
+        self._leaves, self._values = [], list[Tensor]()
+        self._before = self._after = TorchSnapshot([])
 
     def changes(self, outputs: Mapping[int, Tensor], num_rows: int) -> _Changes:
-        """Return which of the outputs change for examples that stay the same."""
+        """Return which of the outputs change for examples that stay the same, and forget the call."""
+        try:
+            return self._changes(outputs, num_rows)
+        finally:
+            self.forget()
+
+    def _changes(self, outputs: Mapping[int, Tensor], num_rows: int) -> _Changes:
         self._after = TorchSnapshot(self._roots, self._weights)
         if self._changed_weights():
             raise InputError("it changes its weights")
         self._num_repeated += 1
         order = torch.arange(num_rows)
-        kept = order % 2 == self._num_repeated % 2
-        replaced = torch.where(kept, order, order[kept][0])
-        changed = self._differing(outputs, self._repeat(num_rows, replaced), kept)
-        if changed and self._differing(outputs, self._repeat(num_rows), kept):
+        unchanged = order % 2 == self._num_repeated % 2
+        replaced = torch.where(unchanged, order, order[unchanged][0])
+        changed = self._differing(outputs, self._repeat(num_rows, replaced), unchanged)
+        if changed and self._differing(outputs, self._repeat(num_rows), unchanged):
             raise InputError("its outputs differ when it runs on the same batch again")
         if changed and self._is_random:  # masks may follow the examples
             with _WithoutDropout():  # type: ignore[no-untyped-call]
                 same = dict(enumerate(self._repeat(num_rows)))
-                changed &= self._differing(same, self._repeat(num_rows, replaced), kept)
+                changed &= self._differing(same, self._repeat(num_rows, replaced), unchanged)
             return _Changes(set(), changed) if self._is_random else _Changes(changed, set())
         if changed or self._is_random or self._num_repeated % 3:
             return _Changes(changed, set())
-        alone = self._repeat(num_rows, order[kept])
-        return _Changes(set(), self._differing(outputs, alone, kept, torch.ones(int(kept.sum())) > 0))
+        alone = self._repeat(num_rows, order[unchanged])
+        return _Changes(
+            set(), self._differing(outputs, alone, unchanged, torch.ones(int(unchanged.sum())) > 0)
+        )
 
     def _changed_weights(self) -> list[tuple[Tensor, Tensor]]:
         trained = [weight for weight in self._weights if weight.requires_grad]  # others are too many to copy
@@ -125,11 +142,11 @@ class RepeatedCall:
         self,
         first: Mapping[int, Tensor],
         second: Sequence[Tensor],
-        kept: Tensor,
-        kept_of_second: Tensor | None = None,
+        unchanged: Tensor,
+        unchanged_of_second: Tensor | None = None,
     ) -> set[int]:
-        """Return the outputs whose kept rows differ by more than rounding."""
-        masks = kept, kept if kept_of_second is None else kept_of_second
+        """Return the outputs whose unchanged rows differ by more than rounding."""
+        masks = unchanged, unchanged if unchanged_of_second is None else unchanged_of_second
         limit = max(_TOLERANCE, _ULPS * precision([*first.values(), *self._weights]))
         pairs = {place: (tensor, second[place]) for place, tensor in first.items() if place < len(second)}
         return {place for place, pair in pairs.items() if _differ(pair, masks, limit)}
@@ -142,8 +159,9 @@ def _differ(tensors: tuple[Tensor, Tensor], masks: tuple[Tensor, Tensor], limit:
     for views in zip(*layouts, strict=False):
         rows = [view[mask] for view, mask in zip(views, masks, strict=True)]
         for dim in range(1, rows[0].dim()):  # the longest example may be gone
-            rows = [part.narrow(dim, 0, min(part.shape[dim] for part in rows)) for part in rows]
-        old, new = (at_least_single(part.flatten(1)) for part in rows)
+            length = min(view.shape[dim] for view in rows)
+            rows = [view.narrow(dim, 0, length) for view in rows]
+        old, new = (at_least_single(view.flatten(1)) for view in rows)
         is_finite = old.isfinite().all(dim=1)
         old, new = old[is_finite], new[is_finite]
         room = limit * float(old.norm()) / max(len(old), 1) ** 0.5
@@ -172,7 +190,7 @@ def tensors_of(value: Any) -> list[Tensor]:
     if isinstance(value, Mapping) or is_dataclass(value):
         value = list((value if isinstance(value, Mapping) else vars(value)).values())
     return (
-        [tensor for part in value for tensor in tensors_of(part)] if isinstance(value, list | tuple) else []
+        [tensor for entry in value for tensor in tensors_of(entry)] if isinstance(value, list | tuple) else []
     )
 
 
@@ -240,6 +258,8 @@ class ForwardPasses:
     def _stop(self) -> None:
         while self._handles:
             self._handles.pop().remove()
+        for call in (self._module, *self._criteria.values()):
+            call.forget()
 
     def _is_watching(self) -> bool:
         is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
@@ -270,7 +290,10 @@ class ForwardPasses:
             self._module.begin(args, kwargs)
 
     def _after_forward(self, _: Any, __: Any, output: Any) -> None:
-        if not self._is_watching() or self._module.num_rows < 2:
+        if not self._is_watching():
+            return
+        if self._module.num_rows < 2:
+            self._module.forget()
             return
         outputs = {place: tensor for place, tensor in enumerate(tensors_of(output)) if tensor.requires_grad}
         self._used = used = set[int]()
@@ -305,4 +328,5 @@ class ForwardPasses:
             with self._repeating():
                 changes = call.changes({0: loss.loss_per_sample}, num_rows)
                 self._facts.losses.add(float(bool(changes.certain)), 0.0)
+        call.forget()
         return loss

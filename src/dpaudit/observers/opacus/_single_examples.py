@@ -207,16 +207,16 @@ class ExampleGradients:
     def _gradient(self, loss: Tensor) -> Tensor:
         parameters: list[Any] = self._optimizer.params
         try:
-            parts = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+            gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
         except RuntimeError:  # a checkpoint with use_reentrant=True allows no other call than backward()
             model = self._ghost._module
             leaves = _leaves(loss) | set(model.parameters())
             is_distributed = any(isinstance(module, DistributedDataParallel) for module in model.modules())
             if is_distributed or any(leaf._post_accumulate_grad_hooks for leaf in leaves):
                 raise  # something waits for gradients
-            parts = _accumulated(loss, parameters, list(leaves))
-        pairs = zip(parts, parameters, strict=True)
-        return flat([torch.zeros_like(value) if part is None else part for part, value in pairs])
+            gradients = _accumulated(loss, parameters, list(leaves))
+        pairs = zip(gradients, parameters, strict=True)
+        return flat([torch.zeros_like(value) if gradient is None else gradient for gradient, value in pairs])
 
 
 def _limit(tensors: Sequence[Tensor]) -> float:
