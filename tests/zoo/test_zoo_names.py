@@ -1,31 +1,14 @@
-"""The public names, so that none comes or goes unnoticed."""
+"""What a page says of the zoo."""
 
 import re
 from pathlib import Path
 
 from dpaudit import zoo
 from dpaudit.diagnostics import likely_causes
-from dpaudit.training import broken
 
 PITFALLS = Path(__file__).parent.parent.parent / "docs" / "pitfalls.md"
 # not findings, or with causes that depend on what was measured
 WITHOUT_CAUSE = {"bound", "noise-variance", "clipping"}
-
-ZOO = """
-    ENTRIES ENTRIES_FOUND_BY_TESTS ENTRIES_OF_PUBLIC_CODE Entry Evidence Judged Replay Scenario Scores chosen
-    examine_entry faults judge run_zoo
-"""
-BROKEN = """
-    AveragedNoise ClippedAfterMean ConstantSeed FewSeeds NoNoiseWhenEmpty NoiseForTheMean NoiseTooSmall
-    Noiseless RawMeanMixed SameSeedForLeaves ShuffledBatches Silent Unclipped UnnoisedCoordinates
-"""
-
-
-def test_public_names():
-    assert zoo.__all__ == ZOO.split()
-    assert broken.__all__ == BROKEN.split()
-    for module in (zoo, zoo.faults, broken):
-        assert all(hasattr(module, name) for name in module.__all__)
 
 
 def test_the_page_of_pitfalls_names_findings_and_entries_that_exist():

@@ -33,15 +33,6 @@ from dpaudit.experiments.trials import (
 )
 from dpaudit.experiments.trials._task import perform
 
-NAMES = """
-    Finished Group Neighbours Pool Processes Ray Recipe Scorer Serial Store Task Trial TrialPlan TrialProgress
-    TrialsRun function_recipe log_odds open_store run_trials
-"""
-
-
-def test_the_public_names_are_these() -> None:
-    assert trials.__all__ == NAMES.split()
-
 
 def test_trials_are_told_by_the_seed_of_the_run_and_their_number() -> None:
     first, again, other = (TrialPlan(recipe=Recipe(target="a:b"), num_trials=50, seed=s) for s in (1, 1, 2))
