@@ -21,6 +21,11 @@ _KNOWN = "", "paper", "method", "kind", "epsilon", "training", "canary", "models
 _NUMBER = re.compile(r"^(yes|no)$|\d+(?=\.\d)|(?<=\.\d)\d|(?<=\.)\d")
 
 
+def names() -> list[str]:
+    """Return the names of all recorded figures."""
+    return list(json.loads(PATH.read_text()))
+
+
 def recorded(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(PATH.read_text())[name]
     return found

@@ -73,26 +73,7 @@ def counting() -> Counting:
     )
 
 
-NAMES = [
-    "tradeoffs",
-    "regions",
-    "observations",
-    "pld",
-    "subsampling",
-    "thresholds",
-    "threshold-observations",
-    "table1",
-    "flagship",
-    "bugs",
-    "canary-gradients",
-    "input-canaries",
-    "input-datasets",
-    "steps",
-    "clipping-only",
-    "black-box",
-    "model-size",
-    "augmult",
-]
+NAMES = reproduction_record.names()
 
 
 def test_every_figure_of_the_paper_has_its_name_and_all_scales() -> None:
