@@ -337,7 +337,7 @@ class Claim(Claimed):
         if self._stated is not None:
             raise InputError(f"epsilon must be that of the claim, {self._stated:g}, got {epsilon:g}.")
         claim = Claim(self._mechanism, delta=self._delta, epsilon=epsilon)
-        return claim.with_sources({part.name: (part.source, part.origin) for part in self._parts})
+        return claim.with_sources({number.name: (number.source, number.origin) for number in self._parts})
 
     @cached_property
     def epsilon(self) -> float:
@@ -356,7 +356,7 @@ class Claim(Claimed):
                 num_steps=getattr(run, "num_steps", 1),
                 delta=self._delta,
             )
-        is_whole = all(part.source != DEFAULT for part in self._parts)
+        is_whole = all(number.source != DEFAULT for number in self._parts)
         return compared(self._stated, self.epsilon, self._delta, numbers, is_whole=is_whole)
 
     @property

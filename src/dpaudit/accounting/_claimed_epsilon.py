@@ -71,12 +71,12 @@ class DPSGDNumbers:
         if 1 <= epochs < self.num_steps:
             yield f"{_steps(epochs)}, the number of epochs", replace(self, num_steps=epochs)
         for divisor in (2, 4, 8):
-            part, rate = f"1/{divisor}", self.sample_rate / divisor
+            share, rate = f"1/{divisor}", self.sample_rate / divisor
             steps = self.num_steps / divisor
             if steps.is_integer():
-                yield f"{_steps(int(steps))}, {part} of them", replace(self, num_steps=int(steps))
+                yield f"{_steps(int(steps))}, {share} of them", replace(self, num_steps=int(steps))
             smaller = replace(self, sample_rate=rate)
-            yield f"sample rate {rate:g}, that of a batch of {part} of the size", smaller
+            yield f"sample rate {rate:g}, that of a batch of {share} of the size", smaller
             more = replace(smaller, num_steps=divisor * self.num_steps)
             yield f"{_steps(more.num_steps)} at sample rate {rate:g}, those of parts of batches", more
         for exponent in range(2, 11):

@@ -275,7 +275,7 @@ def _all_views(record: NoiseRecord) -> Iterator[_View]:
     used = np.flatnonzero(sizes)
     if used.size > 1:
         starts = (np.cumsum(sizes) - sizes)[used]
-        leaves = [np.add.reduceat(part, starts, axis=1).astype(np.float64) for part in (rows, squares)]
+        leaves = [np.add.reduceat(values, starts, axis=1).astype(np.float64) for values in (rows, squares)]
         large = [number for number in range(used.size) if sizes[used[number]] > 1]
         max_leaves = 64  # that are tested alone
         for number in sorted(large, key=lambda leaf: -sizes[used[leaf]])[:max_leaves]:

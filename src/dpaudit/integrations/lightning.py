@@ -9,7 +9,7 @@ from typing import Any
 from opacus.grad_sample.gsm_base import AbstractGradSampleModule
 
 from dpaudit.errors import InputError, MissingExtraError
-from dpaudit.integrations._training import AuditedTraining
+from dpaudit.integrations._audited_training import AuditedTraining
 from dpaudit.observers.opacus._prepared import private_inside
 
 __all__ = ["AuditCallback"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback, TrainerControl
 
-from dpaudit.integrations._training import AuditedTraining
+from dpaudit.integrations._audited_training import AuditedTraining
 from dpaudit.observers._arrays import replaced
 
 __all__ = ["observe_trainer"]

@@ -153,10 +153,10 @@ class ReadClaim:
     def overrides(self, **numbers: Any) -> DPSGDParams:
         """Return the numbers of a claim that were passed to ``audit()``; raise if the claim is fixed."""
         passed = {name: number for name, number in numbers.items() if number is not None}
-        if self._fixed is not None and (parts := [name for name in _MISSING if name in passed]):
+        if self._fixed is not None and (excess := [name for name in _MISSING if name in passed]):
             raise InputError(
-                f"{parts[0]} cannot be passed, because this recorder has a whole claim ({self._fixed}); pass "
-                f"{WHOLE_CLAIM} instead."
+                f"{excess[0]} cannot be passed, because this recorder has a whole claim ({self._fixed}); "
+                f"pass {WHOLE_CLAIM} instead."
             )
         return DPSGDParams(**passed)
 

@@ -314,8 +314,8 @@ class Recorder:
             joint = self.confidence if confidence is None else _validate.confidence(confidence)
             level, tests_level = self._tests.levels(joint, has_more=has_more)
         self._shown.require_stoppable(inference, threshold, self.num_done)
-        parts = {"tradeoff": tradeoff, "inference": inference, "threshold": threshold}
-        method = {"confidence": level} | {name: value for name, value in parts.items() if value is not None}
+        choices = {"tradeoff": tradeoff, "inference": inference, "threshold": threshold}
+        method = {"confidence": level} | {name: value for name, value in choices.items() if value is not None}
         result = self.scorer.judge(observations, claim, method, was_shown=self._shown.any)
         self._shown.any = self.scorer.has_live_bound
         stopped, covers_sampling = self._shown.may_have_stopped(self.num_done), self.scorer.covers_sampling

@@ -96,8 +96,8 @@ def page(runs: Sequence[Run], *, title: str, notice: str | None = None) -> str:
         element("style", style),
     )
     tip = element("div", id="tip", role="status", aria_live="polite", hidden=True)
-    parts = (_header(runs, title, notice), _main(runs), _footer(), tip, element("script", script))
-    body = element("body", *parts)
+    sections = (_header(runs, title, notice), _main(runs), _footer(), tip, element("script", script))
+    body = element("body", *sections)
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 

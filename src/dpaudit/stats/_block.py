@@ -173,13 +173,13 @@ def _compared(refuted: Collection[str], claimed: str, note: str) -> str:
 def _stated_epsilon(claim: Mapping[str, Any]) -> str | None:
     """Return the epsilon that was claimed beside the parameters, as it was written; None without any."""
     return next(
-        (f"{part['value']:.12g}" for part in claim.get("parts", ()) if part["name"] == "epsilon"), None
+        (f"{number['value']:.12g}" for number in claim.get("parts", ()) if number["name"] == "epsilon"), None
     )
 
 
 def claimed_figure(epsilon: float, parts: Collection[ClaimPart]) -> str:
     """Return the epsilon of a claim's parameters, after the figure that was claimed of them, if any."""
-    stated = _stated_epsilon({"parts": [part.to_dict() for part in parts]})
+    stated = _stated_epsilon({"parts": [number.to_dict() for number in parts]})
     return _validate.rounded(epsilon) if stated is None else f"{stated} ({_validate.rounded(epsilon)})"
 
 
@@ -276,13 +276,13 @@ def _read(parts: Sequence[Mapping[str, Any]]) -> str:
     names = {"num_steps": "steps"}
     origins = {"the number of recorded steps": "as recorded"}
     texts = [
-        f"{names.get(part['name'], part['name'].replace('_', ' '))} "
-        f"({origins.get(part['origin'], part['origin'])})"
-        for part in parts
-        if part["source"] != "given"
+        f"{names.get(number['name'], number['name'].replace('_', ' '))} "
+        f"({origins.get(number['origin'], number['origin'])})"
+        for number in parts
+        if number["source"] != "given"
     ]
-    own = "your own to test it" if len(texts) == 1 else "your own to test them"
-    return f"{', '.join(texts)}: pass {own}" if texts else ""
+    advice = "your own to test it" if len(texts) == 1 else "your own to test them"
+    return f"{', '.join(texts)}: pass {advice}" if texts else ""
 
 
 def _strength(document: Mapping[str, Any]) -> str:
@@ -303,8 +303,8 @@ def _power(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for values in (document.get("power"), document.get("attack_power")):
         if values is not None:
             numbers = {name: _number(values[name]) for name in ("epsilon", "parameter")}
-            known = {name: values[name] for name in Power.__annotations__ if name in values}
-            yield "power", Power(**{**known, **numbers}).sentence(verb)
+            settings = {name: values[name] for name in Power.__annotations__ if name in values}
+            yield "power", Power(**{**settings, **numbers}).sentence(verb)
 
 
 def _basis(

@@ -1,8 +1,7 @@
 """The config of an experiment: its tables together, and how it is loaded from a TOML file.
 
-``_OPTIONS`` lists the modes and canaries of each threat model; to add a threat model, add an entry there. The
-file is untrusted: numbers and nesting that other code cannot handle are rejected. All errors are reported at
-once, each with its line number, in dpaudit's own sentences instead of those of pydantic.
+``_OPTIONS`` lists the modes and canaries of each threat model. The file is untrusted: numbers and nesting
+that other code cannot handle are rejected. All errors are reported at once, with their line numbers.
 """
 
 from __future__ import annotations
