@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from short_blocks import printed_blocks, require_short
 from typer.testing import CliRunner
 
 from dpaudit.cli._app import app
@@ -173,6 +174,8 @@ def test_every_block_runs_and_prints_what_the_page_shows(page: Path, monkeypatch
             assert IS_UPDATE, f"{page.name}:{block.line} printed\n{printed}"
             changed.append((block, excerpt(printed, block.output)))
     text = page.read_text()
+    for shown in printed_blocks(text):
+        require_short(shown)
     for block, output in reversed(changed):
         text = text[: block.place] + output + text[block.place + len(str(block.output)) :]
     if changed:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from short_blocks import require_short
 
 import dpaudit
 from dpaudit import Claim, Observations
@@ -36,14 +37,6 @@ RESULTS = {
     "black box": audited(GAUSSIAN, 500, 1.0),
     "approximate": audited(APPROXIMATE, 500, 0.2),
 }
-
-
-def require_short(text: str) -> None:
-    assert text.isascii()
-    assert len(text) <= 800
-    lines = text.splitlines()
-    assert len(lines) <= 9
-    assert max(map(len, lines)) <= 100
 
 
 @pytest.mark.parametrize("name", RESULTS)

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from short_blocks import require_short
 from statistical_limits import LEVEL, most_flagged
 
 from dpaudit.training import broken
@@ -78,7 +79,11 @@ def test_every_fault_is_expected_to_be_caught_by_something():
 def test_a_fault_is_caught_within_500_steps(name):
     evidence = BY_NAME[name].observe(is_broken=True, seed=SEED)
     assert evidence.num_steps <= MOST_STEPS
-    assert set(judge(evidence).caught_by) >= set(BY_NAME[name].expected)
+    judged = judge(evidence)
+    assert set(judged.caught_by) >= set(BY_NAME[name].expected)
+    if judged.result is not None:
+        require_short(str(judged.result))
+        assert "\n" not in repr(judged.result)
 
 
 @pytest.mark.few(10)

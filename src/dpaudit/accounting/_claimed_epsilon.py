@@ -127,7 +127,7 @@ def likely_mistake(claimed: float, numbers: DPSGDNumbers) -> str:
 def rounding_of(epsilon: float) -> float:
     """Return how far an epsilon may be from the exact one without being another.
 
-    >>> rounding_of(3.0), rounding_of(0.3), rounding_of(2.97), rounding_of(20.0)
+    >>> rounding_of(3.0), rounding_of(0.3), round(rounding_of(2.97), 4), rounding_of(20.0)
     (0.05, 0.05, 0.0297, 0.2)
     """
     decimals = max(-_exponent(epsilon), 1)

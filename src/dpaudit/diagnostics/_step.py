@@ -19,8 +19,8 @@ Leaves = Mapping[str, int] | Sequence[int]
 """The sizes of the parameters that a gradient consists of, in order, with their names if they have any."""
 MAX_SAMPLED = 1024  # coordinates that an observer reads, which takes a few microseconds per step
 
-# what no check can test without a field
-_UNTESTED = {
+# what no check can test without a field, whatever the training run is
+UNTESTED_WITHOUT = {
     "noise": "the noise",
     "total": "noise that depends on the sum, or contains a part of an earlier one",
     "weights": "noise that contains a penalty of the weights",
@@ -205,7 +205,7 @@ def _is_given(value: Any, default: Any) -> bool:
 def missing_fields(given: Iterable[str], needed: Iterable[str]) -> tuple[str, ...]:
     """Return a sentence for each missing field that says what is not tested without it."""
     seen = set(given)
-    return tuple(f"{_UNTESTED[name]} (this observer cannot test it)" for name in needed if name not in seen)
+    return tuple(UNTESTED_WITHOUT[name] for name in needed if name not in seen)
 
 
 @dataclass(frozen=True, eq=False)

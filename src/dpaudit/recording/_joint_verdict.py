@@ -30,6 +30,7 @@ from dpaudit.diagnostics import (
     finding_kinds,
     share_error,
 )
+from dpaudit.diagnostics._step import UNTESTED_WITHOUT
 from dpaudit.errors import InputError, quoted
 from dpaudit.recording._claim_source import ReadClaim, TrainingInfo, UntestedError, claimed_noise
 from dpaudit.stats import Betting, Fixed, Inference, Predictable, Result, ThresholdRule
@@ -272,7 +273,8 @@ class RunTests:
         result = replace(result, diagnosis=result.claim.diagnosed(diagnosis))
         general = self._general_gaps(gaps, diagnosis, covers_sampling=covers_sampling)
         not_covered = tuple(dict.fromkeys([*gaps, *general, *_NEVER_COVERED]))
-        return replace(result, not_covered=not_covered, specific=tuple(dict.fromkeys(gaps)))
+        specific = dict.fromkeys(gap for gap in gaps if gap not in UNTESTED_WITHOUT.values())
+        return replace(result, not_covered=not_covered, specific=tuple(specific))
 
     def _general_gaps(
         self, gaps: Sequence[str], diagnosis: Diagnosis | None, *, covers_sampling: bool

@@ -19,7 +19,8 @@ from dpaudit.stats._bound import GIVEN, ClaimPart, Power
 from dpaudit.stats._estimate import Estimate
 from dpaudit.stats.rootfinding import SMALLEST_ERROR
 
-_SHORTENED = ("finding", "cause", "to check", "note", "read", "claim", "needed")  # rows whose text may be cut
+# rows whose text may be cut
+_SHORTENED = ("finding", "cause", "to check", "note", "untested", "read", "claim", "needed")
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,9 @@ def _rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str,
         yield "read", text
     findings, causes = diagnosis.get("findings", []), document.get("likely_causes", [])[:1]
     to_check = diagnosis.get("to_check", [])
-    notes = [*_notes(document), *document.get("specific", []), *diagnosis.get("notes", [])]
+    notes = [("note", note) for note in _notes(document)]
+    notes += [("untested", gap) for gap in document.get("specific", [])]
+    notes += [("note", note) for note in diagnosis.get("notes", [])]
     strength, needed, power = _strength(document), document.get("needed"), list(_power(document))
     others = [text, *causes, *to_check[:1], needed, ":" in strength, document["verdict"] == "NO_VIOLATION"]
     room = 6 - len(power) - sum(map(bool, others)) - (len(power) > 1)  # besides claim and basis
@@ -237,8 +240,7 @@ def _rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str,
         yield "to check", to_check_text(fact)
     if ":" in strength:
         yield "p-value", strength
-    for note in notes[:num_notes]:
-        yield "note", _sentence(note)
+    yield from ((label, _sentence(note)) for label, note in notes[:num_notes])
     yield from power
     if needed:
         yield "needed", needed["sentence"]

@@ -259,13 +259,13 @@ def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
     Args:
         text: The config, in TOML.
         name: How errors call it.
-        overrides: Values that replace those of the text, such as "training.num_steps=50".
+        overrides: As in :func:`load_config`.
 
     Returns:
         The config with its defaults.
 
     Raises:
-        InputError: The text has errors; all of them are listed, with their lines.
+        InputError: The text has errors; all are listed.
 
     Example:
         ``parse_config(example("digits"), "digits.toml")``
