@@ -229,6 +229,18 @@ def _methods(rows: Sequence[Mapping[str, Any]], delta: float) -> Iterator[Method
         yield MethodBound(_text(row["name"]), stats.Bound.from_dict(row), compared)
 
 
+_NUMBERS = {
+    "num_canaries": ("canaries", ",.0f"),
+    "num_parameters": ("parameters", ",.0f"),
+    "noise_multiplier": ("noise multiplier", ".6g"),
+    "sample_rate": ("sample rate", ".6g"),
+    "accuracy": ("test accuracy", ".3f"),
+    "models_per_second": ("models per second", ".3g"),
+    "training_seconds": ("training seconds", ",.1f"),
+}
+"""Labels and forms of numbers of a training run."""
+
+
 def training_facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield labeled facts about the training run, or the many of them, behind the values of a result."""
     for key in ("mode", "threat_model"):
@@ -243,20 +255,10 @@ def training_facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "at best", f"epsilon >= {best} by an attack without a single error"
         total, lost = (read_number(values, key) for key in ("num_models", "num_failed"))
         yield "models", f"{total - lost:,.0f} of {total:,.0f}"
-    for key, label, form in (
-        ("num_canaries", "canaries", ",.0f"),
-        ("num_parameters", "parameters", ",.0f"),
-        ("noise_multiplier", "noise multiplier", ".6g"),
-        ("sample_rate", "sample rate", ".6g"),
-        ("accuracy", "test accuracy", ".3f"),
-    ):
-        if values.get(key) is not None:
-            yield label, f"{read_number(values, key):{form}}"
-    timing = values.get("timing") or {}
-    if timing.get("models_per_second") is not None:
-        yield "speed", f"{read_number(timing, 'models_per_second'):.3g} models per second"
-    if timing.get("training_seconds") is not None:
-        yield "training took", f"{read_number(timing, 'training_seconds'):,.1f} s"
+    numbers = {**values, **values.get("timing", {})}
+    for key, (label, form) in _NUMBERS.items():
+        if numbers.get(key) is not None:
+            yield label, f"{read_number(numbers, key):{form}}"
 
 
 METHODS_HEADER = ("method", "threshold", "kind", "epsilon", "comparable to the claim")

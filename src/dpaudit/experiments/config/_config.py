@@ -72,10 +72,6 @@ def _tags(*sections: type[BaseModel]) -> list[str]:
     return [tag for field in fields if field is not None for tag in get_args(field.annotation)]
 
 
-def _choices(*sections: type[BaseModel]) -> str:
-    return _validate.either(_tags(*sections))
-
-
 _OPTIONS: Mapping[str, _AuditOptions] = {
     ThreatModel.GRADIENT.value: _AuditOptions(
         (schema.OneRunConfig, schema.PaperConfig, schema.EndToEndConfig),
@@ -120,12 +116,13 @@ def _with_defaults(audit: Any, info: ValidationInfo) -> Any:
     options = _OPTIONS[name]
     if type(audit) not in options.modes:
         raise InputError(
-            f"mode must be {_choices(*options.modes)} with threat_model = {name!r}, got {audit.mode!r}."
+            f"mode must be {_validate.either(_tags(*options.modes))} with threat_model = {name!r}, got "
+            f"{audit.mode!r}."
         )
     if audit.canary is not None and not isinstance(audit.canary, options.canaries):
         raise InputError(
-            f"canary.kind must be {_choices(*options.canaries)} with threat_model = {name!r}, got "
-            f"{audit.canary.kind!r}."
+            f"canary.kind must be {_validate.either(_tags(*options.canaries))} with threat_model = "
+            f"{name!r}, got {audit.canary.kind!r}."
         )
     _require_no_unused(name, options, audit)
     missing = {key: value for key, value in options.defaults.items() if getattr(audit, key, "") is None}
