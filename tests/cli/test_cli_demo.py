@@ -115,4 +115,6 @@ def test_without_torch_the_demo_says_how_to_install_it(
 
 def test_a_folder_that_cannot_be_made_is_named(refused: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert refused("demo", "--output", tmp_path / "file") == f"Cannot write {tmp_path / 'file'}: File exists."
+    assert (
+        refused("demo", "--output", tmp_path / "file") == f"{tmp_path / 'file'} is a file, not a directory."
+    )

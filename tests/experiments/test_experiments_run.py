@@ -254,7 +254,7 @@ def test_a_violation_ends_the_run_if_that_is_asked(small: Small) -> None:
     assert values["verdict"] == "VIOLATION"
     assert values["stopped_early"] is True
     assert values["num_done"] < 200
-    assert values["bound"]["inference"] == dpaudit.Betting(horizon=200, expected=1.0).to_dict()
+    assert values["bound"]["inference"]["type"] == dpaudit.Betting().to_dict()["type"]
     assert values["methods"] == []  # bounds by counts do not hold for a run that chose its own end
     assert values["diagnosis"] is None  # and tests of its noise neither
     assert "stopped at its first violation" in values["notes"][0]

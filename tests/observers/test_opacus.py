@@ -75,7 +75,7 @@ def test_a_claim_about_single_steps_is_audited(private):
     [
         (
             {"noise_multiplier": 1.0},
-            r"Pass either claim=\.\.\. or noise_multiplier=\.\.\., not both: the claim contains",
+            r"Pass either claim=\.\.\. or noise_multiplier=\.\.\., not both: a claim has its numbers",
         ),
         ({"claim": 3.0}, r"claim must be a Claim such as Claim\.dpsgd\(\.\.\.\), got 3\.0"),
         (

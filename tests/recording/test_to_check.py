@@ -67,7 +67,7 @@ def test_a_fact_to_check_keeps_mark_and_verdict() -> None:
 def test_the_block_has_the_fact_with_the_call_that_decides_it_before_the_power() -> None:
     result = recorder(FACT, FACT).audit()
     labels = [label for label, _ in result.block.rows]
-    assert labels.index("to check") < labels.index("note") < labels.index("power")
+    assert labels.index("to check") < labels.index("gap") < labels.index("power")
     assert ("to check", SHOWN) in result.block.rows
     assert "1 more to check" in str(result)
     assert f"to check: {SHOWN}" in result.details()

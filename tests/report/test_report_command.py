@@ -28,7 +28,7 @@ def test_the_last_line_is_the_path_of_the_page(runs: dict[str, Path], tmp_path: 
     lines = done.stdout.splitlines()
     words = r"▲ VIOLATION \(privacy\)   epsilon >= [\d.]+, but [\d.]+ is claimed   broken"
     assert re.fullmatch(words, lines[0])  # before the others
-    assert lines[1].startswith("? UNDERPOWERED   20 steps of 32 scores cannot test a claim of epsilon ")
+    assert lines[1].startswith("? UNDERPOWERED   18 steps of 31 scores cannot test a claim of epsilon ")
     assert lines[1].endswith("   correct")
     assert lines[2:] == [str(target)]
     assert target.read_text().startswith("<!DOCTYPE html>")

@@ -243,5 +243,5 @@ def test_entries_have_names_and_seeds_of_their_own():
 
 def test_an_unknown_name_is_told_with_those_that_are_known():
     assert [one.name for one in chosen(ENTRIES, ["noise-too-small"])] == ["noise-too-small"]
-    with pytest.raises(InputError, match=r"The zoo has no entry 'nosie'\. Choose from clip-after-mean, "):
+    with pytest.raises(InputError, match=r"The zoo has no entry 'nosie'\. List all with: "):
         chosen(ENTRIES, ["nosie"])

@@ -188,19 +188,27 @@ class OpacusLoop:
         for batch in itertools.chain.from_iterable(itertools.repeat(self.loader, self.epochs)):
             self.train_step(batch)
 
-    def audit(self, seed: int) -> Sequence[Any]:
-        """Train under observation and audit."""
+    def observe(self, seed: int) -> Any:
+        """Train under observation."""
         arguments = {"claim": self.claim, "loader": self.loader, "module": self.model} | self.observed
         with opacus.observe(self.optimizer, seed=seed, **arguments) as recorder:
             self.fit()
-        return (recorder.audit(),)
+        return recorder
 
-    def replay(self, seed: int) -> Any:  # noqa: ARG002
-        """Replay one step."""
-        batch = self.loader.collate_fn([self.loader.dataset[i] for i in range(8)])
-        return opacus.replay(
-            self.train_step, batch, optimizer=self.optimizer, model=self.model, **self.replayed
-        )
+    def audit(self, seed: int) -> Sequence[Any]:
+        """Train under observation and audit."""
+        return (self.observe(seed).audit(),)
+
+    def replay(self, seed: int) -> Any:
+        """Train under observation and replay one step; without observation, if that is refused."""
+        try:
+            recorder = self.observe(seed)
+        except dpaudit.DpauditError:
+            batch = self.loader.collate_fn([self.loader.dataset[i] for i in range(8)])
+            return opacus.replay(
+                self.train_step, batch, optimizer=self.optimizer, model=self.model, **self.replayed
+            )
+        return recorder.replay(self.train_step, **self.replayed)
 
 
 def private_training(

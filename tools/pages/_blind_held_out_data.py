@@ -330,7 +330,7 @@ HIDDEN_DATA = (
         text="Before clipping, the mean gradient of the batch is subtracted from each gradient.",
         why="One example changes the mean and so all rows. The twin subtracts the mean of the entries of the"
         " same gradient.",
-        expected=SEEN + r"|mean|subtract|grad_sample",
+        expected=r"mean gradient|grad_sample|subtract|center|gradients? .*changed before clipping",
         words=SEEN + r"|mean|grad_sample",
         scenario=gradients_centered,
     ),
@@ -360,7 +360,7 @@ HIDDEN_DATA = (
         library="own step",
         text="The mean row is subtracted from all rows before clipping.",
         why="A long row moves the mean and so all other rows. The twin subtracts a constant.",
-        expected=SEEN + r"|mean|subtract|center",
+        expected=r"subtract|mean (row|of)|center|baseline|rows? (is|are) changed|whole batch|other rows",
         words=SEEN + r"|mean",
         scenario=own_baseline_of_rows,
     ),

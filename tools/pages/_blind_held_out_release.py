@@ -293,8 +293,7 @@ HIDDEN_RELEASE = (
         library="opacus",
         text="Every second step adds the negative of the noise before.",
         why="The sum of two releases has no noise at all. The twin draws a sign and new noise in each step.",
-        expected=r"antithetic|negative|opposite|minus|sign|cancel|step(s)? before|previous|correlat|earlier|"
-        r"subtract",
+        expected=r"antithetic|negative|opposite|minus|sign|cancel|multiple of",
         words=r"noise|cancel|sign",
         scenario=antithetic_noise,
     ),
@@ -326,7 +325,7 @@ HIDDEN_RELEASE = (
         library="own step",
         text="A Box-Muller transform forgets the factor 2.",
         why="The noise has 71 % of the standard deviation. The twin has the factor.",
-        expected=r"sqrt\(2\)|71 %|variance|factor|half",
+        expected=r"factor|half the variance|variance is half|formula|transform",
         words=r"noise",
         scenario=own_box_muller,
     ),
@@ -393,7 +392,7 @@ HIDDEN_RELEASE = (
         text="Sum and noise are divided by the number of rows.",
         why="The scale of the noise in 400 coordinates reveals the number of rows, 16 or 15. The twin"
         " divides by 16.",
-        expected=r"divi|number of (rows|examples)|mean|batch size|scale",
+        expected=r"divi|number of (rows|examples)|a mean|batch size",
         words=r"divi|number of (rows|examples)|batch size",
         scenario=own_mean_over_rows,
     ),
@@ -404,7 +403,7 @@ HIDDEN_RELEASE = (
         text="The clipped gradients of an image and of its mirror image are added.",
         why="An example contributes two clipped gradients, 2 norms. The twin averages the losses of both,"
         " before clipping.",
-        expected=r"twice|two|double|2 times|several|scal|factor|sum",
+        expected=r"twice|two (rows|gradients)|double|several (rows|gradients)|augmentation|views",
         words=r"twice|two|norm|scal",
         scenario=jax_sum_of_two_views,
     ),

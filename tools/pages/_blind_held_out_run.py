@@ -263,7 +263,7 @@ HIDDEN_RUN = (
         text="The state has a running mean of the inputs, without noise, that later steps subtract.",
         why="The mean is an exact function of private inputs and part of what is trained. The twin subtracts"
         " a constant and has an average of weights as state.",
-        expected=r"state|running|mean|buffer|carried|earlier|next step|later",
+        expected=r"state|running|average|buffer|carried|earlier|next (step|batch)|statistic",
         words=r"state|running|mean|buffer",
         scenario=jax_running_mean,
     ),
@@ -285,7 +285,7 @@ HIDDEN_RUN = (
         text="The claimed epsilon is that of the GDP accountant, a limit that underestimates.",
         why="It gives 1.62, the parameters have 2.46. The twin's epsilon is that of RDP, 2.97, an upper"
         " bound.",
-        expected=EPSILON,
+        expected=r"accountant|formula|theorem|bound|approximat|GDP|RDP|CDP|accounting method",
         words=EPSILON,
         scenario=epsilon_of_gdp,
     ),
@@ -295,7 +295,7 @@ HIDDEN_RUN = (
         library="opacus ghost",
         text="The claimed epsilon is q sqrt(T log(1/delta)) / sigma, the theorem without its constant.",
         why="It gives 1.07, the parameters have 2.46. The twin's epsilon is that of RDP.",
-        expected=EPSILON,
+        expected=r"accountant|formula|theorem|bound|approximat|GDP|RDP|CDP|accounting method",
         words=EPSILON,
         scenario=epsilon_of_theorem,
     ),

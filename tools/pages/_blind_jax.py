@@ -13,6 +13,7 @@ import optax
 from _blind_case import dpsgd_claim
 from jax_privacy import clipped_grad, noise_addition
 
+import dpaudit
 from dpaudit.jax_privacy import observe
 from dpaudit.observers import jax_privacy
 from dpaudit.training.data import digits
@@ -61,25 +62,27 @@ class JaxLoop:
 
     def audit(self, seed: int) -> Sequence[Any]:
         """Train under observation and audit."""
+        return (self.observe(seed).audit(),)
+
+    def observe(self, seed: int) -> Any:
+        """Train under observation."""
         seen = observe(self.grad_fn, self.privatizer, claim=self.claim, seed=seed, **self.observed)
         step = jax.jit(lambda state, batch: self.step(seen.grad_fn, seen.privatizer, state, batch))
         state = self.state
         for rows in self.batches():
             state = step(state, self.batch(rows))
-        return (seen.recorder.audit(),)
+        return seen.recorder
 
-    def replay(self, seed: int) -> Any:  # noqa: ARG002
-        """Replay one step."""
+    def replay(self, seed: int) -> Any:
+        """Train under observation and replay one step; without observation, if that is refused."""
         batch = self.batch(np.arange(8))
         padding = None if self.padding is None else len(batch) - 1
-        return jax_privacy.replay(
-            self.step,
-            self.state,
-            batch,
-            grad_fn=self.grad_fn,
-            privatizer=self.privatizer,
-            padding=padding,
-        )
+        try:
+            recorder = self.observe(seed)
+        except (dpaudit.DpauditError, jax.errors.JaxRuntimeError):
+            parts = {"grad_fn": self.grad_fn, "privatizer": self.privatizer}
+            return jax_privacy.replay(self.step, self.state, batch, padding=padding, **parts)
+        return recorder.replay(self.step, self.state, batch, padding=padding)
 
 
 def jax_digits() -> tuple[np.ndarray, np.ndarray]:

@@ -41,7 +41,7 @@ TIMEOUT = 300  # seconds per run, on a busy machine
 HALVES = {"development": DEVELOPMENT, "held-out": HELD_OUT, "all": (*DEVELOPMENT, *HELD_OUT)}
 HEAD = ("group", "fault", "library", "half", "at defaults", "with replay", "cause", "twin")
 OPEN = re.compile(
-    r"not clear|unclear|unknown|no single|several|candidates?|one of|can (do|cause) this|cannot be decided",
+    r"not clear|unclear|unknown|no single|several (causes|things)|candidates?|can (do|cause) this",
     re.I,
 )
 LIST = re.compile(r",[^,?]*,? or |; or ", re.I)
@@ -211,37 +211,44 @@ class Row:
         replays = self._of(broken=True, replay=True)
         if self.at_defaults == "yes" or not replays:
             return self.at_defaults
-        detected = [
-            audit.get("violation", False) or replay.get("violation", False)
-            for audit, replay in zip(self._of(broken=True, replay=False), replays, strict=True)
-        ]
-        if all(detected):
+        pairs = list(zip(self._of(broken=True, replay=False), replays, strict=True))
+        if all(any(facts.get("violation") for facts in pair) for pair in pairs):
             return "yes"
+        if all(any(facts.get("violation") or self._says(facts) for facts in pair) for pair in pairs):
+            return "to check"
         return "error" if any("error" in f for f in replays) else self.at_defaults
+
+    def _first(self) -> tuple[str, bool]:
+        """Return the first named cause, or a sentence, and whether it only states what was observed."""
+        for replay in (False, True):
+            for facts in self._of(broken=True, replay=replay):
+                if facts.get("violation"):
+                    sentences = [": ".join(finding) for finding in facts["findings"]]
+                    cause = next(iter(facts["causes"]), None)
+                    if cause is None:
+                        return next(iter(sentences), ""), True
+                    return cause, any(cause in sentence for sentence in sentences)
+        pattern = re.compile(self.fault.words, re.IGNORECASE)
+        for facts in self._of(broken=True, replay=False):
+            for item in facts.get("to_check", ()):
+                if pattern.search(": ".join(item)):
+                    return ": ".join(item), True
+        return "", True
 
     @property
     def first_cause(self) -> str:
         """Return the first named cause, or the sentence of the first finding."""
-        for replay in (False, True):
-            for facts in self._of(broken=True, replay=replay):
-                if facts.get("violation"):
-                    named = facts["causes"][:1] or [": ".join(f) for f in facts["findings"][:1]]
-                    return named[0] if named else ""
-        for facts in self._of(broken=True, replay=False):
-            if self._says(facts):
-                return next(": ".join(f) for f in facts["to_check"])
-        return ""
+        return self._first()[0]
 
     @property
     def cause(self) -> str:
         """Return whether the first cause is "right", "open" or "wrong"; "" if nothing was detected."""
-        first = self.first_cause
         if self.with_replay not in {"yes", "to check"}:
             return ""
-        if re.search(self.fault.expected, first, re.I):
+        first, is_fact = self._first()
+        if re.search(self.fault.expected, first, re.IGNORECASE):
             return "open" if LIST.search(first) else "right"
-        is_named = any(facts.get("causes") for facts in self._of(broken=True, replay=False))
-        return "open" if OPEN.search(first) or not is_named else "wrong"
+        return "open" if is_fact or OPEN.search(first) else "wrong"
 
     @property
     def twin(self) -> str:

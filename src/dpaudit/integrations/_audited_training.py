@@ -6,7 +6,8 @@ import inspect
 from typing import Any
 
 from dpaudit.errors import InputError
-from dpaudit.observers._session import NUMBERS, AuditSession, claimed_numbers
+from dpaudit.observers import AuditSession
+from dpaudit.observers._session import NUMBERS, claimed_numbers
 from dpaudit.opacus import observe
 from dpaudit.recording import LiveBound, Recorder
 from dpaudit.stats import Result

@@ -9,7 +9,6 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl
 
 from dpaudit.integrations._audited_training import AuditedTraining
-from dpaudit.observers._arrays import replaced
 
 __all__ = ["observe_trainer"]
 
@@ -45,14 +44,15 @@ def observe_trainer(
 
     trainer.callback_handler.callbacks.insert(0, callback)  # the wrapped optimizer is known before others run
     try:
-        with replaced(trainer, "log", log_with_bound):
-            yield training
+        trainer.log = log_with_bound
+        yield training
     except BaseException as error:
         training.stop(error)
         raise
     else:
         training.stop()
     finally:
+        del trainer.log
         trainer.callback_handler.callbacks.remove(callback)
 
 

@@ -1,8 +1,7 @@
 """One verdict from bound and tests: their shares of the error rate, what is not covered, and likely causes.
 
 :class:`RunTests` are the tests of a recorder, and :class:`ShownBounds` says whether the run may have ended
-because of its bound. :class:`ScoreSummary` estimates noise and signal from the scores, as clues to the cause
-of a violation; no verdict rests on them.
+because of its bound. :class:`ScoreSummary` estimates noise and signal, as clues to the cause of a violation.
 """
 
 from __future__ import annotations

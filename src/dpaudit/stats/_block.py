@@ -20,7 +20,7 @@ from dpaudit.stats._estimate import Estimate
 from dpaudit.stats.rootfinding import SMALLEST_ERROR
 
 # rows whose text may be cut
-_SHORTENED = ("finding", "cause", "to check", "note", "untested", "read", "claim", "needed")
+_SHORTENED = ("finding", "cause", "to check", "note", "gap", "read", "claim", "needed")
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _rows(document: Mapping[str, Any], confidence: float) -> Iterator[tuple[str,
     findings, causes = diagnosis.get("findings", []), document.get("likely_causes", [])[:1]
     to_check = diagnosis.get("to_check", [])
     notes = [("note", note) for note in _notes(document)]
-    notes += [("untested", gap) for gap in document.get("specific", [])]
+    notes += [("gap", gap) for gap in document.get("specific", [])]
     notes += [("note", note) for note in diagnosis.get("notes", [])]
     strength, needed, power = _strength(document), document.get("needed"), list(_power(document))
     others = [text, *causes, *to_check[:1], needed, ":" in strength, document["verdict"] == "NO_VIOLATION"]
