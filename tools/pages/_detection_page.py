@@ -73,7 +73,7 @@ checks (`tools/pages/blind.py`). Half of them were kept apart from development. 
 | correct twins flagged by `audit()`, by replay | 0, 1 |
 | correct twins *to check* | 2 |
 
-Of 65 first causes, 16 are right, 41 open and 8 wrong.
+Of 65 first causes, 14 are right, 31 open and 20 wrong.
 
 ## Likely causes
 
